@@ -1,0 +1,5 @@
+"""``python -m hvdkit`` is the ``hvdkit`` command."""
+
+from hvdkit.cli.main import main
+
+main()

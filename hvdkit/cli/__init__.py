@@ -1,0 +1,1 @@
+"""The `hvdkit` command: one file per subcommand."""

@@ -1,0 +1,1 @@
+"""Checks of one machine, all hosts and all ranks, each with a remedy."""

@@ -1,0 +1,1 @@
+"""Builds Horovod for the frameworks and the MPI of this environment, and proves that it works."""

@@ -1,0 +1,1 @@
+"""Host lists, placement and launcher commands. Imports no framework and no Horovod."""

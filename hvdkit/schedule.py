@@ -175,12 +175,10 @@ class Schedule:
         if self.decay == "none" or self.total_steps is None:
             return at * 0.0 + 1.0
         left = 1.0 - xp.minimum(past / (self.total_steps - self.warmup_steps), 1.0)
-        if self.decay == "cosine":
-            left = 0.5 - 0.5 * xp.cos(math.pi * left)
-        else:
-            left = xp.power(left, _given(self.power, 1.0))
+        is_cosine = self.decay == "cosine"
+        shape = 0.5 - 0.5 * xp.cos(math.pi * left) if is_cosine else xp.power(left, _given(self.power, 1.0))
         end = _given(self.end_factor, 0.0)
-        return end + (1.0 - end) * left
+        return end + (1.0 - end) * shape
 
 
 def momentum_correction(old_rate: float, new_rate: float) -> float:

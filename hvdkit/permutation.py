@@ -167,5 +167,5 @@ class _Feistel:
 
     def _noise(self, number: int, values: _U32, side: int) -> _U32:
         if self.tables is not None:
-            return self.tables[number][values]
+            return self.tables[number].take(values, mode="clip")  # clip skips a check; all values are in range
         return _round_function(values.astype(np.uint64), self.keys[number], side)

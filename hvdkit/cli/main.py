@@ -13,6 +13,7 @@ from hvdkit.errors import HvdkitError
 # name -> (module with a click command called `command`, the line that `hvdkit --help` shows)
 COMMANDS = {
     "doctor": ("hvdkit.cli.doctor", "Check this environment and say what to repair."),
+    "hosts": ("hvdkit.cli.hosts", "Show a host list and the ranks it gives, or write it in another spelling."),
     "install-horovod": ("hvdkit.cli.install_horovod", "Build and install Horovod for this environment."),
     "run": ("hvdkit.cli.run", "Start a training script on all ranks of a host list."),
 }

@@ -21,9 +21,10 @@ from hvdkit.arguments import one_of, whole
 from hvdkit.errors import UsageError
 from hvdkit.log import get_logger
 from hvdkit.permutation import MAX_LENGTH, ORDER_VERSION, Permutation
+from hvdkit.plan_state import PlainState, check_same_training
 
 TAILS = ("exact", "pad", "drop")
-_BLOCK = 2**14  # samples computed ahead by batches(): enough to make numpy's cost per call small
+_BLOCK = 2**13  # samples computed ahead by batches(): enough to make numpy's cost per call small
 _I64 = npt.NDArray[np.int64]
 
 
@@ -157,7 +158,7 @@ class ShardPlan:
     def batches(self, position: int) -> Iterator[_I64]:
         """This rank's ids for each of the :meth:`remaining_steps`: equal to :meth:`ids_at`, at a fraction of its cost.
 
-        Computes some 2**14 samples at a time, so memory is constant and small batches do not pay for numpy's calls.
+        Computes some 2**13 samples at a time, so memory is constant and small batches do not pay for numpy's calls.
         """
         epoch, offset = self.locate(position)
         start, stop = self._bounds(self.global_batch)
@@ -177,7 +178,7 @@ class ShardPlan:
         same: dict[str, Any] = {"shuffle": self.shuffle, "seed": self.seed, "tail": self.tail, **self._batch()}
         return ShardPlan(length=self.length, size=size, rank=rank, **same)
 
-    def state(self) -> dict[str, int | str | bool]:
+    def state(self) -> PlainState:
         """What a position means, as plain values: save it beside the position and give it to :meth:`check_state`."""
         mode, batch = next(iter(self._batch().items()))
         return {
@@ -202,19 +203,7 @@ class ShardPlan:
         Raises:
             UsageError: names the first difference with the saved and the present value.
         """
-        here = self.state()
-        names = ["length", "seed", "shuffle", "tail", "order"]
-        if not allow_batch_change and state.get("global_batch") != self.global_batch:
-            names += ["batch_mode", "batch"]
-        for name in names:
-            if name not in state:
-                raise UsageError(
-                    f"the saved data state has no {name!r} (it has {sorted(state)}); it is not one of ShardPlan."
-                )
-            if state[name] != here[name]:
-                raise UsageError(
-                    f"the saved data state has {name}={state[name]!r}, this run has {name}={here[name]!r}. {_FIX[name]}"
-                )
+        check_same_training(state, self.state(), allow_batch_change=allow_batch_change)
 
     def _batch(self) -> dict[str, int]:
         if self.batch_per_rank is None:
@@ -256,15 +245,6 @@ class ShardPlan:
 
 
 _log = get_logger("hvdkit.sharding")
-_FIX = {
-    "length": "Resume with the data set that was trained on, or start anew.",
-    "seed": "Give the saved seed, or start anew.",
-    "shuffle": "Give the saved choice, or start anew.",
-    "tail": "Give the saved tail, or start anew.",
-    "order": "The order of samples changed between versions of hvdkit: resume with the old one, or start anew.",
-    "batch_mode": "State the batch the same way, or allow the change on purpose.",
-    "batch": "Give the saved batch, or allow the change on purpose.",
-}
 
 
 def _batches(global_batch: int | None, batch_per_rank: int | None, size: int) -> dict[str, int | None]:

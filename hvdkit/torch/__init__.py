@@ -1,0 +1,53 @@
+"""hvdkit for PyTorch: every name of ``horovod.torch``, and what makes N processes equal to one.
+
+A script moves over by changing ``import horovod.torch as hvd`` to ``import hvdkit.torch as hvd``. Names that are right
+in Horovod are Horovod's own objects; ``init``, ``DistributedOptimizer``, ``broadcast_parameters`` and
+``broadcast_optimizer_state`` keep their signatures and are put right.
+"""
+
+from __future__ import annotations
+
+import horovod.torch as _horovod
+from horovod.torch import *  # noqa: F403
+
+from hvdkit.log import print_on_rank0
+from hvdkit.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
+from hvdkit.torch.buffers import average_buffers
+from hvdkit.torch.collectives import gather_objects
+from hvdkit.torch.console import progress
+from hvdkit.torch.data import DataLoader
+from hvdkit.torch.metrics import reduce_metrics
+from hvdkit.torch.optimizer import DistributedOptimizer
+from hvdkit.torch.runtime import init, world
+from hvdkit.torch.schedule import LRSchedule
+from hvdkit.torch.sync import check_in_sync
+from hvdkit.torch.training_state import TrainingState
+from hvdkit.world import World
+
+# Names of Horovod that are hvdkit's own here, with the reason.
+FIXED_NAMES = {
+    "init": "checks the size, names the device and lets a failing rank end the job",
+    "DistributedOptimizer": "keeps the optimizer's state and counts gradients by samples",
+    "broadcast_parameters": "finds ranks that differ before it sends, and sends every dtype and layout",
+    "broadcast_optimizer_state": "creates missing state without a step, for every optimizer",
+}
+# Names that Horovod does not have; the same ones in hvdkit.tf, where the loader is called ``dataset``.
+HVDKIT_NAMES = (
+    "DataLoader",
+    "LRSchedule",
+    "TrainingState",
+    "World",
+    "average_buffers",
+    "check_in_sync",
+    "gather_objects",
+    "print_on_rank0",
+    "progress",
+    "reduce_metrics",
+    "world",
+)
+
+_NAMES_OF_HOROVOD = [name for name in dir(_horovod) if not name.startswith("_")]
+for _name in _NAMES_OF_HOROVOD:
+    globals().setdefault(_name, getattr(_horovod, _name))
+
+__all__ = sorted({*_NAMES_OF_HOROVOD, *HVDKIT_NAMES})

@@ -1,0 +1,217 @@
+"""Gradients become those of the global batch: Horovod's hooks, with what they lack around them.
+
+Horovod's ``DistributedOptimizer`` starts an allreduce when a gradient is ready. Here it wraps *carriers*, SGD optimizers
+that never step and only hold the parameters, so the user's optimizer stays the object it is. Around it:
+
+- Each gradient is multiplied by the rank's share of the global batch before it is accumulated.
+- The reduction is finished at the end of ``backward()``, as in torch's DDP. So ``p.grad`` is final when the script goes
+  on: clipping, unscaling, skipping a step or logging norms work as with one process.
+- Ranks agree, by one number that travels with the gradients, on parameters that did not get a gradient. Unused
+  everywhere: untouched. Used on some ranks: averaged over all, sparse ones too.
+
+A gradient reduced twice (two backward passes before a step) is right: averages of averages plus averages add up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import horovod.torch as _hvd
+import torch
+from horovod.torch.mpi_ops import global_process_set
+
+from hvdkit.torch.batch import Batch
+
+Named = Sequence[tuple[str, torch.Tensor]]
+_NONE, _DENSE, _SPARSE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class ReduceOptions:
+    """The arguments of Horovod's ``DistributedOptimizer`` that concern the reduction."""
+
+    compression: Any = _hvd.Compression.none
+    backward_passes_per_step: int = 1
+    op: Any = _hvd.Average
+    gradient_predivide_factor: float = 1.0
+    groups: Any = None
+    sparse_as_dense: bool = False
+    process_set: Any = global_process_set
+
+    @property
+    def active(self) -> bool:
+        """Whether this process has anything to reduce: with one process training is plain torch."""
+        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+        return bool(self.process_set.included()) and (self.process_set.size() > 1 or elastic)
+
+
+class Reducer:
+    """Reduces the gradients of the parameters given to :meth:`add`. Collective calls must be made by all ranks.
+
+    ``batch`` gives the batch that gradients come from, or None if they are not to be weighted. ``prefix`` makes the
+    names of the collectives unique among the optimizers of the job.
+    """
+
+    def __init__(self, options: ReduceOptions, batch: Callable[[], Batch | None], prefix: str) -> None:
+        self._options, self._batch, self._prefix = options, batch, prefix
+        self._carriers: list[Any] = []
+        self._params: list[torch.Tensor] = []  # in the same order on every rank
+        self._expected: set[torch.Tensor] = set()  # agreed: those that get a gradient in a pass
+        self._fired: set[torch.Tensor] = set()  # those that got one since the last reduction
+        self._nodes: list[Any] = []  # keeps AccumulateGrad nodes, and with them the hooks, alive
+        self._passes = 0
+        self._end_is_queued = False
+        self.is_done = False  # True from the end of a reduction to the next gradient or step
+
+    def add(self, named: Named) -> None:
+        """Take over parameters: from now on their gradients are reduced."""
+        options = vars(self._options) | {"compression": Portable(self._options.compression)}
+        carrier = torch.optim.SGD([p for _, p in named], lr=0.0)
+        names = [(self._prefix + name, p) for name, p in named]
+        self._carriers.append(_hvd.DistributedOptimizer(carrier, names, **options))
+        for _, parameter in named:
+            self._params.append(parameter)
+            self._expected.add(parameter)
+            if parameter.grad is not None:
+                self._fired.add(parameter)
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            node.register_prehook(self._before_accumulation(parameter))
+            self._nodes.append(node)
+
+    def reduce(self) -> None:
+        """Wait until every gradient is the average over ranks; all ranks get the same ones, bit for bit."""
+        differing = torch.tensor([float(len(self._fired ^ self._expected))])
+        if self._exchange(differing, _hvd.Sum, "differing").item() > 0:
+            self._agree()
+        for carrier in self._carriers:
+            members = carrier.param_groups[0]["params"]
+            carrier._requires_update = {p for p in members if p in self._expected}
+            carrier.synchronize()
+            carrier._synchronized = False
+        self._forget()
+        self.is_done = True
+
+    def finish(self) -> None:
+        """Before a step: reduce what has not been, also gradients that were set by hand instead of by ``backward``."""
+        if not self.is_done:
+            if not self._fired:
+                self._fired.update(p for p in self._params if p.grad is not None)
+            self.reduce()
+
+    def discard(self) -> None:
+        """Forget gradients that were not reduced: before they are zeroed, and after a step."""
+        if self._fired:
+            for carrier in self._carriers:
+                for handle, _ in carrier._handles.values():
+                    if handle is not None:  # in flight on all ranks alike
+                        handle() if callable(handle) else _hvd.synchronize(handle)
+                carrier._handles.clear()
+                carrier._group_counts = dict.fromkeys(carrier._group_counts, 0)
+                carrier.set_backward_passes_per_step(self._options.backward_passes_per_step)
+        self._forget()
+        self.is_done = False
+
+    def set_passes(self, passes: int) -> ReduceOptions:
+        """Reduce after this many backward passes from now on; returns the options as they are now."""
+        self._options = replace(self._options, backward_passes_per_step=passes)
+        for carrier in self._carriers:
+            carrier.set_backward_passes_per_step(passes)
+        return self._options
+
+    def _forget(self) -> None:
+        self._fired.clear()
+        self._passes = 0
+        self._end_is_queued = False
+
+    def _before_accumulation(self, parameter: torch.Tensor) -> Callable[..., Any]:
+        def weigh(gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            self._fired.add(parameter)
+            self.is_done = False
+            if not self._end_is_queued:
+                self._end_is_queued = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+            weight = self._weight()
+            return tuple(_weighed(g, weight) for g in gradients)
+
+        return weigh
+
+    def _weight(self) -> float:
+        batch = self._batch()
+        if batch is None:
+            return 1.0
+        # A user's Sum is a sum over whatever the loss sums; only fillers must not count in it.
+        return batch.weight if self._options.op == _hvd.Average else float(batch.count > 0)
+
+    def _backward_ended(self) -> None:
+        self._end_is_queued = False
+        self._passes += 1
+        if self._passes >= self._options.backward_passes_per_step:
+            self.reduce()
+
+    def _agree(self) -> None:
+        """Find out which parameters got a gradient on any rank, and stand in for those that lack it here."""
+        kinds = torch.tensor([self._kind(p) for p in self._params], dtype=torch.int32)
+        agreed = self._exchange(kinds, _hvd.Max, "kinds").tolist()
+        self._expected = {p for p, kind in zip(self._params, agreed, strict=True) if kind != _NONE}
+        for parameter, kind in zip(self._params, agreed, strict=True):
+            # Horovod itself puts dense zeros in, which stalls where others send indices and values.
+            if kind == _SPARSE and parameter.grad is None:
+                parameter.grad = _sparse_zero(parameter)
+
+    def _kind(self, parameter: torch.Tensor) -> int:
+        if parameter not in self._fired or parameter.grad is None:
+            return _NONE
+        return _SPARSE if parameter.grad.is_sparse else _DENSE
+
+    def _exchange(self, tensor: torch.Tensor, op: Any, name: str) -> torch.Tensor:
+        handle = _hvd.allreduce_async_(
+            tensor, op=op, name=f"hvdkit.{self._prefix}{name}", process_set=self._options.process_set
+        )
+        result: torch.Tensor = _hvd.synchronize(handle)
+        return result
+
+
+class Portable:
+    """A Horovod compressor that first brings a gradient into a form that Horovod can send, then uses ``inner``."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor to send and what :meth:`decompress` needs."""
+        dtype = tensor.dtype
+        if dtype.is_complex:
+            tensor = torch.view_as_real(tensor)
+        elif dtype == torch.bfloat16:  # Horovod 0.28.1 has no reduction for it
+            tensor = tensor.float()
+        sent, context = self._inner.compress(tensor.contiguous())
+        return sent, (dtype, context)
+
+    def decompress(self, tensor: torch.Tensor, context: tuple[torch.dtype, Any] | None) -> torch.Tensor:
+        """The gradient in its own dtype."""
+        if context is None:  # sparse gradients travel as they are
+            return tensor
+        dtype, inner_context = context
+        tensor = self._inner.decompress(tensor, inner_context)
+        return torch.view_as_complex(tensor) if dtype.is_complex else tensor.to(dtype)
+
+
+def _weighed(gradient: torch.Tensor, weight: float) -> torch.Tensor:
+    if gradient is None:
+        return gradient
+    if gradient.is_sparse:
+        gradient = gradient.coalesce()  # repeated indices would be sent one by one
+    if weight == 1.0:
+        return gradient
+    # A filler's gradient may be NaN, which times 0 is NaN.
+    return gradient * weight if weight else torch.zeros_like(gradient)
+
+
+def _sparse_zero(parameter: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient without rows, as an embedding gives: one sparse dimension, the rest dense."""
+    indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape)

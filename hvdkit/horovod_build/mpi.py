@@ -93,7 +93,11 @@ def find(choice: str) -> Mpi | MpiProblem:
     if mpirun is None:
         return MpiProblem(f"{mpicxx} has no mpirun beside it or on PATH", "install the launcher of the same MPI")
     built, launched = wrapper_banner(mpicxx), parse_banner(ask([mpirun, "--version"]).output)
-    if launched.family != built.family or (launched.version != built.version and UNKNOWN not in launched.family):
+    if built.family == UNKNOWN:
+        return MpiProblem(
+            f"{mpicxx} does not say which MPI it is", "check that it runs, or name another with --mpi PREFIX"
+        )
+    if launched != built:
         return MpiProblem(
             f"mpicxx and mpirun are of different MPIs: {mpicxx} is {built}, {mpirun} is {launched}",
             "name one whole MPI with --mpi PREFIX",

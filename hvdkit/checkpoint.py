@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hvdkit.arguments import one_of, real, whole
-from hvdkit.errors import CheckpointError
+from hvdkit.errors import CheckpointError, UsageError
 from hvdkit.log import get_logger
 from hvdkit.payload import pack, unpack
 
@@ -63,11 +63,13 @@ class CheckpointFolder:
         """Save ``payload`` as the checkpoint of ``step``; returns its path. Older ones beyond ``keep`` are removed.
 
         Raises:
-            UsageError: ``step`` is not a whole number of at least 0, ``metric`` is not a finite number.
+            UsageError: ``step`` is not a whole number of at least 0, ``metric`` not finite, or ``payload`` not bytes.
             CheckpointError: the folder or the files cannot be written; what was there before is untouched.
         """
         step = whole("step", step)
         metric = None if metric is None else real("metric", metric)
+        if not isinstance(payload, bytes):
+            raise UsageError(f"a payload of type {type(payload).__name__} was given; bytes were expected (see pack).")
         digest = hashlib.sha256(payload).hexdigest()
         info = CheckpointInfo(step, len(payload), digest, metric, time.time())
         target = self.path / f"step-{step:012d}-{digest[:8]}.ckpt"

@@ -11,11 +11,11 @@ import horovod.torch as _horovod
 from horovod.torch import *  # noqa: F403
 
 from hvdkit.log import print_on_rank0
-from hvdkit.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.buffers import average_buffers
 from hvdkit.torch.collectives import gather_objects
 from hvdkit.torch.console import progress
 from hvdkit.torch.data import DataLoader
+from hvdkit.torch.initial_state import broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.metrics import reduce_metrics
 from hvdkit.torch.optimizer import DistributedOptimizer
 from hvdkit.torch.runtime import init, world
@@ -31,23 +31,33 @@ FIXED_NAMES = {
     "broadcast_parameters": "finds ranks that differ before it sends, and sends every dtype and layout",
     "broadcast_optimizer_state": "creates missing state without a step, for every optimizer",
 }
-# Names that Horovod does not have; the same ones in hvdkit.tf, where the loader is called ``dataset``.
-HVDKIT_NAMES = (
+# The order of this list is the alphabet's; Horovod's names join it below.
+__all__ = [
     "DataLoader",
+    "DistributedOptimizer",
     "LRSchedule",
     "TrainingState",
     "World",
     "average_buffers",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "check_in_sync",
     "gather_objects",
+    "init",
     "print_on_rank0",
     "progress",
     "reduce_metrics",
     "world",
-)
+]
+# Names that hvdkit.tf has no counterpart of, with the reason.
+ONLY_TORCH = {
+    "average_buffers": "Keras keeps moving statistics as variables, which its callbacks average",
+    "gather_objects": "Python objects are gathered by allgather_object in TensorFlow",
+}
+# Names that Horovod does not have; the same ones in hvdkit.tf, where the loader is called ``dataset``.
+HVDKIT_NAMES = tuple(name for name in __all__ if name not in FIXED_NAMES and name not in ONLY_TORCH)
 
 _NAMES_OF_HOROVOD = [name for name in dir(_horovod) if not name.startswith("_")]
 for _name in _NAMES_OF_HOROVOD:
     globals().setdefault(_name, getattr(_horovod, _name))
-
-__all__ = sorted({*_NAMES_OF_HOROVOD, *HVDKIT_NAMES})
+__all__ += [name for name in _NAMES_OF_HOROVOD if name not in FIXED_NAMES]

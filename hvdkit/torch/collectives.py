@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import cloudpickle  # type: ignore[import-untyped]  # Horovod depends on it
 import horovod.torch as _hvd
 import numpy as np
 import torch
@@ -21,8 +22,6 @@ def gather_objects(value: T, *, process_set: Any = global_process_set) -> list[T
 
     Meant for trusted peers of one job: values travel pickled.
     """
-    import cloudpickle  # Horovod depends on it
-
     data = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
     lengths = _hvd.allgather(torch.tensor([data.numel()]), name="hvdkit.gather.lengths", process_set=process_set)
     joined = _hvd.allgather(data, name="hvdkit.gather.bytes", process_set=process_set)
@@ -59,7 +58,7 @@ def broadcast_tensors(
         packed = torch.cat([_as_bytes(t) for t in chunk])
         _hvd.broadcast_(packed, root_rank, f"hvdkit.broadcast.{number}", process_set=process_set)
         if _hvd.rank() != root_rank:
-            for tensor, part in zip(chunk, packed.split([t.nbytes for t in chunk]), strict=True):
+            for tensor, part in zip(chunk, torch.split(packed, [t.nbytes for t in chunk]), strict=True):
                 # A split part need not be aligned for its dtype, so it is copied before the view.
                 tensor.detach().copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
 

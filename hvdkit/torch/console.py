@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 from hvdkit.log import current_rank
@@ -20,6 +20,6 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
         return
     from rich.progress import track  # only the rank that shows it pays for it
 
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     yield from track(iterable, description=description or "working", total=total)

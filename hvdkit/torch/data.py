@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from horovod.torch.mpi_ops import global_process_set
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hvdkit.arguments import whole
 from hvdkit.errors import UsageError
@@ -30,7 +30,7 @@ _PLANNED = {
 
 
 class DataLoader:
-    """Batches of map-style data: each sample once per epoch over all ranks, in an order that no number of ranks changes.
+    """Batches of map-style data: each sample once per epoch over all ranks, in an order that does not depend on them.
 
     A ``for`` loop runs from the loader's position to the end of the epoch; the next one runs through the next epoch,
     in another order. After ``break`` the next loop goes on with the following batch. Where a rank's part of a short
@@ -173,7 +173,7 @@ class _PlanSampler:
         return (0, min(1, self.plan.length - 1))
 
 
-class _Seeded:
+class _Seeded(Dataset[Any]):
     """The user's data set; in a loader worker each batch first seeds the generators that augmentation draws from."""
 
     def __init__(self, dataset: Any) -> None:

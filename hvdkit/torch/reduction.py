@@ -1,7 +1,7 @@
 """Gradients become those of the global batch: Horovod's hooks, with what they lack around them.
 
-Horovod's ``DistributedOptimizer`` starts an allreduce when a gradient is ready. Here it wraps *carriers*, SGD optimizers
-that never step and only hold the parameters, so the user's optimizer stays the object it is. Around it:
+Horovod's ``DistributedOptimizer`` starts an allreduce when a gradient is ready. Here it wraps *carriers*, SGD
+optimizers that never step and only hold the parameters, so the user's optimizer stays the object it is. Around it:
 
 - Each gradient is multiplied by the rank's share of the global batch before it is accumulated.
 - The reduction is finished at the end of ``backward()``, as in torch's DDP. So ``p.grad`` is final when the script goes
@@ -77,7 +77,7 @@ class Reducer:
             self._expected.add(parameter)
             if parameter.grad is not None:
                 self._fired.add(parameter)
-            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            node = _accumulation_node(parameter)
             node.register_prehook(self._before_accumulation(parameter))
             self._nodes.append(node)
 
@@ -127,7 +127,7 @@ class Reducer:
         self._end_is_queued = False
 
     def _before_accumulation(self, parameter: torch.Tensor) -> Callable[..., Any]:
-        def weigh(gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        def weigh(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
             self._fired.add(parameter)
             self.is_done = False
             if not self._end_is_queued:
@@ -199,7 +199,13 @@ class Portable:
         return torch.view_as_complex(tensor) if dtype.is_complex else tensor.to(dtype)
 
 
-def _weighed(gradient: torch.Tensor, weight: float) -> torch.Tensor:
+def _accumulation_node(parameter: torch.Tensor) -> Any:
+    """The node of the autograd graph that adds to ``parameter.grad``; the same one for as long as someone holds it."""
+    function: Any = parameter.expand_as(parameter).grad_fn
+    return function.next_functions[0][0]
+
+
+def _weighed(gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
     if gradient is None:
         return gradient
     if gradient.is_sparse:

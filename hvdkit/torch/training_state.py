@@ -28,9 +28,9 @@ FORMAT = 1
 class TrainingState:
     """Saves and restores model, optimizer, schedule, loader position and the random states of every rank.
 
-    Rank 0 writes and reads; what it finds is sent to all, so no rank looks at its own disk. A checkpoint holds tensors and
-    plain values only and loads with ``torch.load(path)`` (``weights_only``). On the same number of ranks a resumed run
-    equals one that did not stop, bit for bit.
+    Rank 0 writes and reads; what it finds is sent to all, so no rank looks at its own disk. A checkpoint holds tensors
+    and plain values only and loads with ``torch.load(path)`` (``weights_only``). On the same number of ranks a resumed
+    run equals one that did not stop, bit for bit.
 
     Args:
         folder: where checkpoints lie; made when the first one is saved.
@@ -54,7 +54,7 @@ class TrainingState:
     @property
     def epoch(self) -> int:
         """The epoch that training is in, from 0: the loader's, or counted by :meth:`epochs` without one."""
-        return self._loader.epoch if self._loader is not None else self._epoch  # type: ignore[no-any-return]
+        return int(self._loader.epoch) if self._loader is not None else self._epoch
 
     @property
     def step(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,14 @@ from typing import Literal
 
 from hvdkit.errors import LaunchError, UsageError
 from hvdkit.launch.dialects import write_hosts
-from hvdkit.launch.environment import Forwarding, without_private
+from hvdkit.launch.environment import CHANNEL_VARIABLE, Forwarding, without_private
 from hvdkit.launch.hosts import is_local
-from hvdkit.launch.mpi import Launcher
+from hvdkit.launch.mpi import Launcher, with_own_folder
 from hvdkit.launch.placement import Placement
 
 Binding = Literal["none", "core", "socket", "numa"]
 WRAPPER = str(Path(__file__).with_name("rank_wrapper.py"))
+_LAST_VARIABLE = "HVDKIT_ENVIRONMENT_ENDS"
 _MANY_HOSTS = 64  # from here on the first host opens every ssh connection itself, all at once, as Horovod does
 
 
@@ -178,6 +180,8 @@ def _mpich(job: JobRequest, hostfile: str, environ: dict[str, str], notes: list[
         argv += ["-iface", job.interface]
     if job.remote_hosts:
         argv += ["-launcher", "ssh", "-genvlist", ",".join(_forwarded(job, environ))]
+        _keep_public(job, environ)
+        environ[_LAST_VARIABLE] = "1"  # MPICH 5.0.2 drops whatever variable stands last when it is given a list
     words = _ssh_words(job)
     if words:
         environ["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(words)
@@ -185,6 +189,8 @@ def _mpich(job: JobRequest, hostfile: str, environ: dict[str, str], notes: list[
 
 
 def _intel(job: JobRequest, hostfile: str, environ: dict[str, str], notes: list[str]) -> list[str]:
+    environ["PATH"] = with_own_folder(job.launcher.path, environ.get("PATH", os.defpath))
+    environ.setdefault("I_MPI_ROOT", job.launcher.prefix)
     argv = ["-n", str(job.placement.size), "-machinefile", hostfile]
     if job.remote_hosts:
         argv += ["-bootstrap", "ssh"]
@@ -199,6 +205,7 @@ def _intel(job: JobRequest, hostfile: str, environ: dict[str, str], notes: list[
         argv += ["-genv", "I_MPI_PIN", "1", "-genv", "I_MPI_PIN_DOMAIN", job.bind]
     if job.remote_hosts:
         argv += ["-genvlist", ",".join(_forwarded(job, environ))]
+        _keep_public(job, environ)
     return argv
 
 
@@ -218,9 +225,7 @@ def _horovodrun(job: JobRequest, hostfile: str, environ: dict[str, str], notes: 
         argv += ["--network-interfaces", job.interface]
     if job.remote_hosts:
         # It forwards all of its environment, on the command line of ssh, and goes to this directory through a shell.
-        kept = without_private(environ, job.forwarding.names)
-        environ.clear()
-        environ.update(kept)
+        _keep_public(job, environ)
         cwd = str(Path.cwd())
         if not all(c.isalnum() or c in "/._-+@%=:," for c in cwd):
             raise LaunchError(
@@ -232,7 +237,14 @@ def _horovodrun(job: JobRequest, hostfile: str, environ: dict[str, str], notes: 
 
 def _forwarded(job: JobRequest, environ: Mapping[str, str]) -> list[str]:
     added = {name for name in ("NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE") if name in environ}
-    return sorted({*job.forwarding.names, *added, "HVDKIT_CHANNEL"})
+    return sorted({*job.forwarding.names, *added, CHANNEL_VARIABLE})
+
+
+def _keep_public(job: JobRequest, environ: dict[str, str]) -> None:
+    """For launchers that send their whole environment to other hosts, whatever they then do with it."""
+    kept = without_private(environ, job.forwarding.names)
+    environ.clear()
+    environ.update(kept)
 
 
 def _oversubscribed(job: JobRequest) -> bool:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from hvdkit.errors import UsageError
 
 FORWARDED = frozenset(
-    # fmt: off
     (
         "PATH",
         "LD_LIBRARY_PATH",
@@ -37,7 +36,6 @@ FORWARDED = frozenset(
         "TZ",
         "TMPDIR",
     )
-    # fmt: on
 )
 # fmt: off
 FORWARDED_PREFIXES = (
@@ -60,13 +58,13 @@ GPU_MASKS = frozenset(
 # What a launcher tells each process; an old value would make it someone else.
 _IDENTITY = re.compile(
     r"HOROVOD_(?:RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_.*|CONTROLLER)$"
-    r"|TF_CONFIG$|OMPI_(?!MCA_)|PMIX_|PMI_|PRTE_(?!MCA_)|MPI_LOCAL|HYDI?_|HYDRA_|SLURM_|LSB_|PBS_"
+    r"|TF_CONFIG$|HVDKIT_CHANNEL$|OMPI_(?!MCA_)|PMIX_|PMI_|PRTE_(?!MCA_)|MPI_LOCAL|HYDI?_|HYDRA_|SLURM_|LSB_|PBS_"
 )
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|APIKEY|COOKIE|(?:^|_)(?:KEY|AUTH|PWD|PAT)(?:_|S?$)",
     re.IGNORECASE,
 )
-_OWN_CHANNEL = "HVDKIT_CHANNEL"
+CHANNEL_VARIABLE = "HVDKIT_CHANNEL"  # leads a rank to the launcher
 _GOOD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
@@ -110,7 +108,7 @@ def is_forwarded(name: str) -> bool:
 
 def is_secret(name: str) -> bool:
     """True where the name sounds like a password, a key or a token."""
-    return name != _OWN_CHANNEL and _SECRET.search(name) is not None
+    return _SECRET.search(name) is not None
 
 
 def without_private(environ: Mapping[str, str], keep: Iterable[str]) -> dict[str, str]:

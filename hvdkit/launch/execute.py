@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.environment import CHANNEL_VARIABLE
 from hvdkit.launch.reports import RankReport, Reports
 
 GRACE_S = 10.0  # a rank that is told to stop may save its work this long
@@ -35,7 +36,7 @@ class Job:
         try:
             self.process = subprocess.Popen(
                 list(argv),
-                env={**environ, "HVDKIT_CHANNEL": reports.address},
+                env={CHANNEL_VARIABLE: reports.address, **environ},
                 # The launcher is in the background of a terminal, where reading would stop it.
                 stdin=subprocess.DEVNULL if _stdin_is_terminal() else None,
                 preexec_fn=_new_group_that_dies_with_us(),

@@ -88,6 +88,7 @@ def identify(path: str) -> Launcher:
         LaunchError: it cannot be run, or its answer is of no family known here.
     """
     absolute = str(Path(path).absolute())
+    environ = {**os.environ, "PATH": with_own_folder(absolute, os.environ.get("PATH", os.defpath))}
     try:
         answer = subprocess.run(
             [absolute, "--version"],
@@ -96,6 +97,7 @@ def identify(path: str) -> Launcher:
             errors="replace",
             timeout=_ASK_S,
             stdin=subprocess.DEVNULL,
+            env=environ,
             check=False,
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
@@ -108,6 +110,11 @@ def identify(path: str) -> Launcher:
             f"--version said: {said or 'nothing'}. Name another one with --launcher-path."
         )
     return launcher
+
+
+def with_own_folder(launcher: str, path: str) -> str:
+    """``path`` with the launcher's folder first: Intel's mpirun is a script that looks for its mpiexec.hydra there."""
+    return os.pathsep.join([str(Path(launcher).parent), path])
 
 
 def parse_banner(path: str, banner: str) -> Launcher | None:

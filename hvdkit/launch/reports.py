@@ -121,8 +121,11 @@ class Reports:
 
     def first_failure(self) -> RankReport | None:
         """The rank whose failure the others followed: the first one that is not a consequence of another's."""
-        failed = sorted((r for r in self.ranks.values() if r.failed), key=lambda r: r.order)
-        return min(failed, key=lambda r: (_consequence(r, r is failed[0]), r.order)) if failed else None
+        failed = sorted((report for report in self.ranks.values() if report.failed), key=lambda report: report.order)
+        kinds: list[int] = []
+        for report in failed:
+            kinds.append(_consequence(report, after_failure=0 in kinds))
+        return failed[kinds.index(min(kinds))] if failed else None
 
     def _accept(self) -> None:
         try:
@@ -182,9 +185,9 @@ class Reports:
         connection.socket.close()
 
 
-def _consequence(report: RankReport, is_first: bool) -> int:
+def _consequence(report: RankReport, after_failure: bool) -> int:
     """0: failed by itself; 1: its words tell of another's failure; 2: it was ended."""
-    if report.told_to_stop or (not is_first and (report.lost or report.code in _KILLED)):
+    if report.told_to_stop or (after_failure and (report.lost or report.code in _KILLED)):
         return 2
     return int(any(symptom in report.tail for symptom in _SYMPTOMS))
 

@@ -33,8 +33,9 @@ ORDER_VERSION = 1
 MAX_LENGTH = 2**62
 _SORTED_UP_TO = 2**16  # the sorted order of that many positions fits 128 KiB as uint16
 _TABLES_UP_TO = 2**30  # round functions as tables: 8 rounds x 2**15 x 4 bytes = 1 MiB; above they are computed
+_GRIDS = 64
 _ROUNDS = 8  # as many as the digest has 64-bit words
-_BLOCK = 2**14  # intermediate arrays stay in the processor's cache
+_BLOCK = 2**13  # intermediate arrays of 64 KiB stay in the cache and below the size that malloc maps anew each time
 
 _U32 = npt.NDArray[np.uint32]
 _U64 = npt.NDArray[np.uint64]
@@ -131,10 +132,11 @@ class _Feistel:
     @staticmethod
     @lru_cache(maxsize=2)
     def of(n: int, keys: tuple[int, ...]) -> _Feistel:
-        a = math.isqrt(n - 1) + 1
-        b = -(-n // a)
+        root = math.isqrt(n - 1) + 1
         if n > _TABLES_UP_TO:
-            return _Feistel(n, a, b, keys, None)
+            return _Feistel(n, root, -(-n // root), keys, None)
+        # of some nearly square grids the one with the fewest cells to spare: each spare cell costs further passes
+        a, b = min(((a, -(-n // a)) for a in range(max(1, root - _GRIDS), root + 1)), key=math.prod)
         sides = [(b, a) if number % 2 == 0 else (a, b) for number in range(_ROUNDS)]
         tables = [
             _round_function(np.arange(one, dtype=np.uint64), k, to) for (one, to), k in zip(sides, keys, strict=True)
@@ -142,7 +144,7 @@ class _Feistel:
         return _Feistel(n, a, b, keys, tuple(tables))
 
     def walk(self, places: _U64) -> _U64:
-        """One pass, and further passes for the few (less than one in sqrt(n)) that land at n or above."""
+        """One pass, and further passes for the few (at most one in sqrt(n)) that land at n or above."""
         items = self._encrypt(places)
         outside = np.flatnonzero(items >= self.n)
         while outside.size:

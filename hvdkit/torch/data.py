@@ -106,6 +106,12 @@ class DataLoader:
         self._check_ranks()
         return self._training() if self.train else iter(self._loader)
 
+    def __getattr__(self, name: str) -> Any:
+        """What torch's loader knows: ``num_workers``, ``collate_fn``, ``pin_memory``, ..."""
+        if name.startswith("_"):  # also while this object is being made
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch. Not needed in a training loop: epochs advance by themselves."""
         self.position = self.plan.position(whole("epoch", epoch))

@@ -18,7 +18,7 @@ from hvdkit.torch import batch as _batch
 from hvdkit.torch.collectives import gather_digests
 from hvdkit.torch.rates import RateScaling
 from hvdkit.torch.reduction import ReduceOptions, Reducer
-from hvdkit.torch.sync import check_in_sync, quick_digest, require_equal, tensor_facts
+from hvdkit.torch.sync import compare_tensors, quick_digest, require_equal, tensor_facts
 
 _numbers = itertools.count()  # optimizers are made in the same order on every rank, so their numbers agree
 
@@ -131,9 +131,7 @@ class Distribution:
         digest = quick_digest(weights.values(), rates)
         if len(set(gather_digests(digest, f"{self.prefix}drift", process_set=process_set))) > 1:
             what = f"after step {self.steps}: {self.class_name}"
-            check_in_sync(
-                ((f"weight {n}", p) for n, p in weights.items()), f"{what}'s parameters", process_set=process_set
-            )
+            compare_tensors([], [(f"weight {n!r}", p) for n, p in weights.items()], what, process_set)
             require_equal([("learning rates", str(rates))], what, process_set=process_set)
             raise OutOfSyncError(f"{what}: the quick digests differ between ranks, the tensors do not.")
 

@@ -77,6 +77,7 @@ class Reducer:
             self._expected.add(parameter)
             if parameter.grad is not None:
                 self._fired.add(parameter)
+                self.is_done = False
             node = _accumulation_node(parameter)
             node.register_prehook(self._before_accumulation(parameter))
             self._nodes.append(node)
@@ -220,4 +221,4 @@ def _sparse_zero(parameter: torch.Tensor) -> torch.Tensor:
     """A sparse gradient without rows, as an embedding gives: one sparse dimension, the rest dense."""
     indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
     values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
-    return torch.sparse_coo_tensor(indices, values, parameter.shape)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)

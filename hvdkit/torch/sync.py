@@ -43,8 +43,11 @@ def check_in_sync(target: Any, what: str = "", *, process_set: Any = global_proc
         OutOfSyncError: on every rank; names the first tensor that differs, whether it is a weight or a buffer, and
             the ranks that disagree.
     """
-    what = what or type(target).__name__
-    facts, tensors = _describe(target)
+    compare_tensors(*_describe(target), what or type(target).__name__, process_set)
+
+
+def compare_tensors(facts: Facts, tensors: Sequence[tuple[str, torch.Tensor]], what: str, process_set: Any) -> None:
+    """:func:`check_in_sync` for facts and tensors whose names already say what they are."""
     facts = [*facts, *((name, f"{tuple(t.shape)} {_short(t.dtype)}") for name, t in tensors)]
     values = [(name, tensor_digest(t).hex()) for name, t in tensors]
     digest = _hash(repr(facts).encode()) + _hash(repr(values).encode())

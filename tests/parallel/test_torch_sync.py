@@ -43,7 +43,7 @@ def test_g7_buffers_are_told_from_weights() -> None:
     model = net()
     if hvd.rank() == 0:
         model[1].running_mean += 1
-    with pytest.raises(OutOfSyncError, match="buffer '1.running_mean'.*rank 0: "):
+    with pytest.raises(OutOfSyncError, match=r"buffer '1.running_mean'.*rank 0: "):
         hvd.check_in_sync(model)
 
 
@@ -72,10 +72,10 @@ def test_f3_other_models_are_named_with_both_values(kind: str) -> None:
 def test_f3_other_optimizer_and_settings() -> None:
     model = net()
     kind = torch.optim.Adam if hvd.rank() == LAST else torch.optim.SGD
-    with pytest.raises(OutOfSyncError, match="optimizer class is .*SGD.*Adam"):
+    with pytest.raises(OutOfSyncError, match=r"optimizer class is .*SGD.*Adam"):
         hvd.DistributedOptimizer(kind(model.parameters(), lr=0.1))
     passes = 2 if hvd.rank() == LAST else 1
-    with pytest.raises(OutOfSyncError, match="backward_passes_per_step is .*: 1;.*: 2"):
+    with pytest.raises(OutOfSyncError, match=r"backward_passes_per_step is .*: 1;.*: 2"):
         hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=passes)
 
 

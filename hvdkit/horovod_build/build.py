@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hvdkit.errors import BuildError
-from hvdkit.horovod_build import cache, edits, install, mpi, probe, prove, recipe, wheel
+from hvdkit.horovod_build import cache, edits, install, mpi, probe, prove, recipe, source, wheel
 from hvdkit.horovod_build import stamp as stamps
 from hvdkit.horovod_build.progress import Progress, show_progress
 from hvdkit.horovod_build.stamp import Stamp
@@ -82,6 +82,7 @@ def plan_only(request: probe.Request, say: Say) -> None:
     probe.require(facts)
     plan = recipe.make_plan(facts)
     say(recipe.describe(plan))
+    say(f"  source       {source.sdist_path()} (sha256 {source.SHA256[:12]}…; by pip where it is not there)")
     say(f"  command      {sys.executable} -c (setuptools.build_meta.build_wheel), then pip install of the wheel")
     if not reason:
         say("Horovod is installed and fits: nothing would be done")

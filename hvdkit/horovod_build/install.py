@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -95,7 +96,18 @@ class FormerState:
             shutil.copy2(path, folder / str(number))
 
     def restore(self) -> None:
-        """Put it back: what is installed now goes, the kept files return, the added packages go."""
+        """Put it back: what is installed now goes, the kept files return, the added packages go.
+
+        Impatient Ctrl-Cs are not heard until it is done.
+        """
+        heard = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._restore()
+        finally:
+            for number, handler in heard.items():
+                signal.signal(number, handler)
+
+    def _restore(self) -> None:
         if installed_files():
             pip("uninstall", "--yes", "horovod")
         for number, path in enumerate(self._files):

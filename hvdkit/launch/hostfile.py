@@ -17,12 +17,12 @@ from pathlib import Path
 
 from hvdkit.errors import HostfileError
 from hvdkit.launch.entries import Entry, Position, merge_entries, parse_entry
-from hvdkit.launch.hosts import HostList, printable, require_hosts
+from hvdkit.launch.hosts import Host, HostList, host_key, printable, require_hosts
 
-# Nearly every line of a large file has this form; the slow path gives the same result and the messages.
-_PLAIN = re.compile(
-    r"[ \t]*([A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)[ \t]+slots[ \t]*=[ \t]*([0-9]{1,5})[ \t]*(?:#.*)?\Z",
-    re.ASCII,
+# The form that nearly every large file has from end to end; the slow path gives the same result and the messages.
+_PLAIN_LINE = re.compile(
+    r"^([A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,200}[A-Za-z0-9_])?)[ \t]+slots[ \t]*=[ \t]*([0-9]{1,4})[ \t]*\n",
+    re.ASCII | re.MULTILINE,
 )
 _MAX_BYTES = 64 << 20
 _COMMENT = re.compile(r"#|//|/\*")
@@ -55,9 +55,21 @@ def parse_hostfile(content: str | bytes, source: str = "hostfile", default_slots
     """Parse the text of a hostfile; the same results and errors as :func:`read_hostfile`."""
     text = decode_text(content, source) if isinstance(content, bytes) else content
     text = text.removeprefix("\ufeff")
-    entries = list(_entries(text, source))
-    merged = merge_entries(entries, default_slots, bare_fix="write `{name} slots=N`, or give --slots-per-host N")
-    return require_hosts(merged, source)
+    hosts = _plain_hosts(text, source)
+    if hosts is None:
+        entries = list(_entries(text, source))
+        hosts = merge_entries(entries, default_slots, bare_fix="write `{name} slots=N`, or give --slots-per-host N")
+    return require_hosts(hosts, source)
+
+
+def _plain_hosts(text: str, source: str) -> list[Host] | None:
+    """The hosts of a file that is nothing but ``name slots=N`` lines with different names; None for any other file."""
+    rows = _PLAIN_LINE.findall(text)
+    if len(rows) != text.count("\n") or not text.endswith("\n") or ".." in text:
+        return None
+    if len({host_key(name) for name, _ in rows}) != len(rows):
+        return None
+    return [Host(name, int(slots), source=f"{source}:{line}") for line, (name, slots) in enumerate(rows, start=1)]
 
 
 def parse_host_option(text: str, source: str = "-H", default_slots: int | None = None) -> HostList:
@@ -111,16 +123,6 @@ def decode_text(data: bytes, source: str) -> str:
 def _entries(text: str, source: str) -> Iterator[Entry]:
     in_comment: Position | None = None  # where an open /* stands
     for number, line in enumerate(text.split("\n"), start=1):
-        plain = None if in_comment else _PLAIN.match(line)
-        if plain and len(plain[1]) < 200 and ".." not in plain[1]:
-            yield Entry(
-                plain[1],
-                int(plain[2]),
-                counted="slots",
-                where=Position(source, number, line),
-                source=f"{source}:{number}",
-            )
-            continue
         where = Position(source, number, line.removesuffix("\r"))
         stripped, in_comment = _strip_comments(where, in_comment)
         if stripped.strip():

@@ -86,7 +86,11 @@ class DataLoader:
         self._sampler = _PlanSampler(self.plan, train)
         if options.get("num_workers"):
             options.setdefault("multiprocessing_context", "forkserver")
-        self._loader: TorchLoader[Any] = TorchLoader(_Seeded(dataset), batch_sampler=self._sampler, **options)
+        # Its own generator: each loop draws from it, which would shift the numbers of a resumed run.
+        own = torch.Generator()
+        self._loader: TorchLoader[Any] = TorchLoader(
+            _Seeded(dataset), batch_sampler=self._sampler, generator=own, **options
+        )
 
     @property
     def global_batch(self) -> int:

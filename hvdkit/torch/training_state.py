@@ -126,7 +126,7 @@ class TrainingState:
     def _unpack(self, data: bytes, source: str) -> None:
         try:
             payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
             raise CheckpointError(f"{source} is not a checkpoint of tensors and plain values: {error}") from error
         if not isinstance(payload, dict) or payload.get("format") != FORMAT:
             raise CheckpointError(f"{source} is not a checkpoint that this version of hvdkit.torch wrote.")

@@ -227,6 +227,7 @@ def test_going_back_does_not_remove_what_is_written_then(tmp_path):
     folder.write(90, b"again")
     folder.write(91, b"next")
     assert folder.newest_good()[0] == 91
+    assert _steps(folder) == [91, 100]  # not older than what was written, so not judged
     folder.write(101, b"past it")
     assert _steps(folder) == [101]
 

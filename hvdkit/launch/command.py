@@ -72,6 +72,12 @@ def build_command(job: JobRequest, hostfile: str) -> Command:
         environ.setdefault("NCCL_SOCKET_IFNAME", job.interface)
         environ.setdefault("HOROVOD_GLOO_IFACE", job.interface)
     head = build(job, hostfile, environ, notes)
+    if "OMP_NUM_THREADS" not in environ and job.cores is not None and (most := _most_local_ranks(job)) > 1:
+        share = max(1, job.cores // most)
+        notes.append(
+            f"OMP_NUM_THREADS is not set, so each of the {most} ranks here may start a thread on each of {job.cores} cores; "
+            f"--env OMP_NUM_THREADS={share} shares them out"
+        )
     argv = [job.launcher.path, *head, *job.launcher_arguments, *rank_command(job)]
     return Command(tuple(argv), environ, write_hosts(job.placement.hosts, dialect), tuple(notes))
 
@@ -137,6 +143,9 @@ def _check_ssh(job: JobRequest) -> None:
 
 def _openmpi(job: JobRequest, hostfile: str, environ: dict[str, str], notes: list[str]) -> list[str]:
     five = job.launcher.version[:1] >= (5,)
+    odd = next((host.name for host in job.placement.hosts if "_" in host.name and not five), None)
+    if odd is not None:
+        raise LaunchError(f"host {odd}: Open MPI 4 takes no underscore in a host name; give it another one in /etc/hosts.")
     ssh, runtime = ("ssh", "--prtemca") if five else ("rsh", "--mca")
     argv = ["-n" if five else "-np", str(job.placement.size), "--hostfile", hostfile]
     argv += ["--bind-to", job.bind, "--map-by", "slot"]
@@ -148,7 +157,7 @@ def _openmpi(job: JobRequest, hostfile: str, environ: dict[str, str], notes: lis
         )
     if any("." in host.name and not host.is_ipv6 for host in job.placement.hosts):
         argv += [runtime, "prte_keep_fqdn_hostnames" if five else "orte_keep_fqdn_hostnames", "1"]
-    if _oversubscribed(job):
+    if job.cores is not None and _most_local_ranks(job) > job.cores:
         argv += ["--mca", "mpi_yield_when_idle", "1"]
         notes.append(f"more ranks than the {job.cores} cores here: ranks that wait give their core away")
     words = _ssh_words(job)
@@ -247,10 +256,9 @@ def _keep_public(job: JobRequest, environ: dict[str, str]) -> None:
     environ.update(kept)
 
 
-def _oversubscribed(job: JobRequest) -> bool:
-    if job.cores is None:
-        return False
-    return any(host.slots > job.cores and host.name not in job.remote_hosts for host in job.placement.hosts)
+def _most_local_ranks(job: JobRequest) -> int:
+    """The number of ranks on this machine, as far as it is among the hosts."""
+    return max((host.slots for host in job.placement.hosts if host.name not in job.remote_hosts), default=0)
 
 
 _Builder = Callable[[JobRequest, str, dict[str, str], list[str]], list[str]]

@@ -19,7 +19,10 @@ Say = Callable[[str], None]
 
 def why_not_satisfied(request: probe.Request, names: tuple[str, ...]) -> str:
     """Why the installed Horovod does not serve ``request``; empty where it does. Takes a fraction of a second."""
-    stamp = stamps.read_stamp()
+    try:
+        stamp = stamps.read_stamp()
+    except BuildError as error:
+        return str(error).splitlines()[0]
     if stamp is None:
         return "Horovod is not installed" if stamps.package_folder() is None else "the installed Horovod has no stamp"
     mismatches = [m for m in stamps.compare(stamp, stamps.present()) if m.what != "MPI"]
@@ -43,8 +46,7 @@ def _why_not_mpi(request: probe.Request, stamp: Stamp) -> str:
 def _why_not_whole(request: probe.Request, stamp: Stamp) -> str:
     if request.gpu not in ("auto", stamp.gpu):
         return f"the installed Horovod was built with --gpu {stamp.gpu}"
-    known = {edit.name for edit in edits.EDITS}
-    if not set(stamp.edits) <= known or stamp.horovod != edits.HOROVOD_VERSION:
+    if (stamp.horovod, stamp.recipe) != (edits.HOROVOD_VERSION, edits.digest(edits.EDITS)):
         return "the installed Horovod was built by another recipe"
     if stamps.read_proof().get("key") != stamp.key:
         return "the installed Horovod has not been proven to work"
@@ -93,7 +95,10 @@ def plan_only(request: probe.Request, say: Say) -> None:
 
 
 def _warn_of_loss(names: tuple[str, ...], say: Say) -> None:
-    stamp = stamps.read_stamp() if stamps.package_folder() else None
+    try:
+        stamp = stamps.read_stamp()
+    except BuildError:
+        return  # said already, as the reason for this installation
     lost = [name for name in (stamp.frameworks if stamp else ()) if name not in names]
     if lost:
         every = ",".join([*names, *lost])

@@ -74,9 +74,9 @@ EDITS: tuple[Edit, ...] = (
         "horovod/tensorflow/CMakeLists.txt",
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
         "",
-        "this source reaches highwayhash/arch_specific.h, which the installed TensorFlow does not have where it looks;"
-        " without it, Horovod's operations cannot be compiled into XLA programs, which needs CUDA",
-        "TensorFlow without include/highwayhash (2.21)",
+        "this source names headers of XLA that TensorFlow has moved; without it, Horovod's operations cannot be"
+        " compiled into XLA programs, which needs CUDA",
+        "TensorFlow without tensorflow/compiler/xla/client or highwayhash on its include path (2.21)",
         lambda s: s.tensorflow_standard > 0 and not s.xla_headers,
     ),
     Edit(

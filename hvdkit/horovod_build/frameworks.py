@@ -140,5 +140,9 @@ def flags_standard(flags: Sequence[str]) -> int:
 
 
 def has_xla_headers(include: Path) -> bool:
-    """Whether the header is there that ``xla_mpi_ops.cc`` reaches through TensorFlow's own headers."""
-    return (include / "highwayhash" / "arch_specific.h").is_file()
+    """Whether ``xla_mpi_ops.cc`` can be compiled: the header it names, and one that TensorFlow's own headers reach.
+
+    TensorFlow 2.21 has moved the first to xla/ and keeps the second under external/, off its include path.
+    """
+    needed = ("tensorflow/compiler/xla/client/xla_builder.h", "highwayhash/arch_specific.h")
+    return all((include / name).is_file() for name in needed)

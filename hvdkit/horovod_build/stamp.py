@@ -10,7 +10,7 @@ import json
 import platform
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 
@@ -25,7 +25,10 @@ REBUILD = "hvdkit install-horovod"
 
 @dataclass(frozen=True)
 class Stamp:
-    """What one Horovod was built against. ``mpi_family`` is empty for a build without MPI."""
+    """What one Horovod was built against. ``mpi_family`` is empty for a build without MPI.
+
+    ``recipe`` is the digest of the table of edits; ``left_out`` names what this build does not have.
+    """
 
     horovod: str
     key: str
@@ -43,6 +46,7 @@ class Stamp:
     controllers: tuple[str, ...]
     edits: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    recipe: str = ""
     hvdkit: str = ""
 
     def to_json(self) -> str:
@@ -50,9 +54,10 @@ class Stamp:
 
     @staticmethod
     def from_json(text: str) -> Stamp:
-        """Raises ``BuildError`` for a text that is not a stamp."""
+        """Raises ``BuildError`` for a text that is not a stamp. What a newer hvdkit added to it is passed over."""
         try:
-            told = json.loads(text)
+            names = {field.name for field in fields(Stamp)}
+            told = {name: value for name, value in dict(json.loads(text)).items() if name in names}
             for name in ("controllers", "edits", "left_out"):
                 told[name] = tuple(told[name])
             return Stamp(**told)

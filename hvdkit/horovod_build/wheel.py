@@ -118,6 +118,7 @@ def make_stamp(plan: Plan) -> Stamp:
         controllers=plan.controllers,
         edits=tuple(edit.name for edit in plan.edits),
         left_out=tuple(left_out),
+        recipe=edits.digest(edits.EDITS),
         hvdkit=hvdkit.__version__,
     )
 

@@ -44,6 +44,10 @@ def test_a_damaged_stamp_says_what_to_do(text: str) -> None:
         Stamp.from_json(text)
 
 
+def test_a_stamp_of_a_newer_hvdkit_is_read() -> None:
+    assert Stamp.from_json(json.dumps({**json.loads(STAMP.to_json()), "colour": "blue"})) == STAMP
+
+
 def test_the_same_is_no_mismatch() -> None:
     assert stamp.compare(STAMP, NOW) == []
 

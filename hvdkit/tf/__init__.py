@@ -33,7 +33,6 @@ from horovod.tensorflow import (  # noqa: E402
     broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
-    broadcast_variables,
     ccl_built,
     check_extension,
     check_num_rank_power_of_2,
@@ -85,6 +84,7 @@ from horovod.tensorflow import (  # noqa: E402
 )
 
 from hvdkit.log import print_on_rank0  # noqa: E402
+from hvdkit.tf.collectives import broadcast_variables  # noqa: E402
 from hvdkit.tf.data import dataset  # noqa: E402
 from hvdkit.tf.metrics import reduce_metrics  # noqa: E402
 from hvdkit.tf.runtime import init, progress, world  # noqa: E402

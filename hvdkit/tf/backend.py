@@ -20,8 +20,9 @@ def require_tensorflow_keras() -> None:
     for found, source in ((wanted, "KERAS_BACKEND"), (actual, "~/.keras/keras.json")):
         if found != "tensorflow":
             raise UsageError(
-                f"Keras runs on the {found!r} backend ({source}); hvdkit.tf reduces with TensorFlow's ops and would leave "
-                "gradients unreduced there. Set KERAS_BACKEND=tensorflow, or write the loop in torch with hvdkit.torch."
+                f"Keras runs on the {found!r} backend ({source}); hvdkit.tf reduces with TensorFlow's ops and would "
+                "leave gradients unreduced there. Set KERAS_BACKEND=tensorflow, or write the loop in torch with "
+                "hvdkit.torch."
             )
 
 

@@ -71,7 +71,7 @@ class GradientReducer:
         present = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
         if not present:
             return list(grads)
-        names = tuple(f"{self.prefix}.{_variable_name(v)}" for _, v in present)
+        names = tuple(f"{self.prefix}.{i}.{_variable_name(v)}" for i, (_, v) in enumerate(present))
         groups = self._group_of(names, [v for _, v in present])
         given = [g for g, _ in present]
         reduced = iter(self._in_graph(given, names, groups))
@@ -152,6 +152,11 @@ def make_reducer(kind: str, **settings: Any) -> GradientReducer:
     return GradientReducer(f"hvdkit.{kind}{next(_numbers)}", **settings)
 
 
+def predivide_needs_average(factor: float, op: Any) -> bool:
+    """Whether a ``gradient_predivide_factor`` was given that ``op`` cannot use."""
+    return bool(factor != 1.0 and op != horovod.Average)
+
+
 def times(grad: Any, factor: float) -> Any:
     """``factor * grad`` for a dense, sparse or absent gradient."""
     if grad is None or factor == 1.0:
@@ -166,15 +171,38 @@ def _weigh(grad: Any, share: Any) -> Any:
     return grad if share is None else tf.math.multiply_no_nan(grad, tf.cast(share, grad.dtype))
 
 
+def as_tf_variable(variable: Any) -> Any:
+    """The TensorFlow variable inside a Keras variable; anything else as it is."""
+    return variable.value if hasattr(variable, "path") else variable
+
+
+def broadcast_variables(
+    variables: Any, root_rank: int, process_set: Any = horovod.global_process_set, inplace: bool = False
+) -> Any:
+    """Give every rank of a process set the root's values. As Horovod's, and for variables of Keras 3 too."""
+    plain = [as_tf_variable(v) for v in variables]
+    if not plain:
+        return None
+    return horovod.broadcast_variables(plain, root_rank, process_set=process_set, inplace=inplace)
+
+
 def identity(variable: Any) -> int:
     """The same number for a Keras variable and for the TensorFlow variable inside it."""
-    return id(getattr(variable, "value", variable) if hasattr(variable, "path") else variable)
+    return id(as_tf_variable(variable))
+
+
+def plain_name(variable: Any) -> str:
+    """The path of a variable without the numbers that Keras adds to names it makes up.
+
+    They count all models that a process has made, so a rank that made one more has others.
+    """
+    name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
+    return re.sub(r"_\d+(?=/|$)", "", str(name).split(":")[0])
 
 
 def _variable_name(variable: Any) -> str:
-    # Horovod drops what stands before the last slash, and TensorFlow adds ":0".
-    name = getattr(variable, "path", None) or variable.name
-    return re.sub(r"[^A-Za-z0-9_.]", ".", str(name).split(":")[0])
+    # Horovod drops what stands before the last slash.
+    return re.sub(r"[^A-Za-z0-9_.]", ".", plain_name(variable))
 
 
 def _unique_in_graph(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from tensorflow.python.framework import ops
 from hvdkit.arguments import whole
 from hvdkit.errors import UsageError
 from hvdkit.sharding import ShardPlan
+from hvdkit.tf.collectives import batch_share
 from hvdkit.tf.iterator import NotingIterator, positions
 from hvdkit.tf.runtime import world
 
@@ -117,10 +118,13 @@ class _Source:
         # A single next() is a look at the data, not an epoch of one step.
         finished = position == self._end() and self._drawn != 1
         self.seek(position if finished and self.training else self.start)
+        batch_share().assign(1.0)  # nothing of this data is in hand
 
     def on_draw(self, has_element: bool) -> None:
         """A draw by Python's ``next()``; the end of the data leaves no doubt that the epoch is done."""
         self._drawn = self._drawn + 1 if has_element else 0
+        if not has_element:
+            batch_share().assign(1.0)
 
     def _end(self) -> int:
         return (self.plan.locate(self.start)[0] + 1) * self.plan.epoch_length

@@ -20,7 +20,7 @@ from hvdkit.arguments import one_of, whole
 from hvdkit.errors import UsageError
 from hvdkit.log import get_logger
 from hvdkit.schedule import RULES
-from hvdkit.tf.collectives import identity, make_reducer, times
+from hvdkit.tf.collectives import identity, make_reducer, predivide_needs_average, times
 from hvdkit.tf.start import Distribution, scale_learning_rate, start
 from hvdkit.tf.xla import keep_out_of_xla
 
@@ -153,8 +153,8 @@ def _refuse_branch() -> None:
     if type(tf.compat.v1.get_default_graph()).__name__ == "CondBranchFuncGraph":
         raise UsageError(
             "DistributedOptimizer was called inside a condition, as a keras.optimizers.LossScaleOptimizer around it "
-            "does (Keras adds one for the policy mixed_float16); ranks may decide differently there. Wrap the other way "
-            "round: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))."
+            "does (Keras adds one for the policy mixed_float16); ranks may decide differently there. Wrap the other "
+            "way round: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))."
         )
 
 
@@ -199,7 +199,7 @@ def _check_arguments(optimizer: Any, op: Any, predivide: float, groups: Any) -> 
         )
     if op not in (horovod.Average, horovod.Sum):
         raise UsageError("op must be hvd.Average or hvd.Sum for a Keras optimizer.")
-    if predivide != 1.0 and op != horovod.Average:
+    if predivide_needs_average(predivide, op):
         raise UsageError(f"gradient_predivide_factor={predivide} splits an average; use it with op=hvd.Average.")
     if not isinstance(groups, list) and groups is not None and (not isinstance(groups, int) or groups < 0):
         raise UsageError(

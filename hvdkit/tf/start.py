@@ -17,7 +17,7 @@ import tensorflow as tf
 from hvdkit.errors import OutOfSyncError, UsageError
 from hvdkit.log import get_logger
 from hvdkit.schedule import Scaling, Schedule
-from hvdkit.tf.collectives import GradientReducer, batch_share, identity
+from hvdkit.tf.collectives import GradientReducer, batch_share, broadcast_variables, identity
 from hvdkit.tf.data import active_dataset
 from hvdkit.tf.sync import check_signature, exchange, tensors_of
 
@@ -70,12 +70,7 @@ def broadcast_state(variables: Sequence[Any], optimizer: Any, root_rank: int) ->
     """Give every rank the root's values of ``variables`` and of the optimizer's slots, counters and rate."""
     owned = list(variables) + ([] if optimizer is None else list(optimizer.variables))
     if owned and horovod.size() > 1:
-        horovod.broadcast_variables([as_tf_variable(v) for v in owned], root_rank)
-
-
-def as_tf_variable(variable: Any) -> Any:
-    """The TensorFlow variable of a Keras variable; anything else as it is."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+        broadcast_variables(owned, root_rank)
 
 
 def prove_reduction(reducer: GradientReducer) -> None:

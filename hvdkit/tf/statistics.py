@@ -11,12 +11,14 @@ from typing import Any
 import horovod.tensorflow as horovod
 import tensorflow as tf
 
+from hvdkit.tf.collectives import as_tf_variable, broadcast_variables
+
 
 def average_statistics(model: Any) -> None:
     """Average the non-trainable weights of ``model`` over ranks. Collective."""
     if horovod.size() == 1:
         return
-    variables = [v.value if hasattr(v, "path") else v for v in model.non_trainable_weights]
+    variables = [as_tf_variable(v) for v in model.non_trainable_weights]
     floating = [v for v in variables if v.dtype.is_floating]
     if floating:
         means = horovod.grouped_allreduce([v.read_value() for v in floating], name="hvdkit.statistics")
@@ -24,7 +26,7 @@ def average_statistics(model: Any) -> None:
             variable.assign(mean)
     rest = [v for v in variables if not v.dtype.is_floating]
     if rest:
-        horovod.broadcast_variables(rest, root_rank=0)
+        broadcast_variables(rest, root_rank=0)
 
 
 def has_statistics(model: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.errors import HvdkitError, OutOfSyncError, UsageError
+from hvdkit.tf.collectives import plain_name
 from hvdkit.tf.runtime import world
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ class Tensor:
 
     @property
     def signature(self) -> tuple[str, str, tuple[int, ...], str]:
-        return (self.kind, self.name, tuple(self.value.shape), tf.as_dtype(self.value.dtype).name)
+        return (self.kind, plain_name(self.value), tuple(self.value.shape), tf.as_dtype(self.value.dtype).name)
 
     def digest(self) -> bytes:
         """BLAKE2 of the bytes; NaNs of equal bits are equal, +0 and -0 are not."""

@@ -1,4 +1,4 @@
-"""Gradient tapes for custom loops: Horovod's, reducing the way hvdkit's optimizers do.
+"""Gradient tapes for custom loops, reducing the way hvdkit's optimizers do.
 
 Weighted by samples where the batch comes from ``hvd.dataset``, named by variable, sparse gradients with each row once.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import horovod.tensorflow as horovod
+import tensorflow as tf
 
 from hvdkit.errors import UsageError
-from hvdkit.tf.collectives import GradientReducer, identity
+from hvdkit.tf.collectives import GradientReducer, identity, predivide_needs_average, times
 
 # A tape is made anew for each step, its collectives must not be: equal settings share a reducer.
 _reducers: dict[tuple[Any, ...], GradientReducer] = {}
@@ -34,22 +35,11 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     With a batch drawn from ``hvd.dataset``, Average is the mean over the samples of the global batch, in eager code
     and in ``tf.function``; with others it is the mean over ranks.
     """
-    tape = horovod.DistributedGradientTape(
-        gradtape,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups or num_groups or None,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    # The one function by which Horovod's tape reduces.
-    if not hasattr(tape, "_allreduce_grads"):
-        raise UsageError("this Horovod's gradient tape is not that of 0.28; run `hvdkit install-horovod`.")
-    tape._allreduce_grads = _shared_reducer(
+    if predivide_needs_average(gradient_predivide_factor, op):
+        raise UsageError(
+            f"gradient_predivide_factor={gradient_predivide_factor} splits an average; use it with op=hvd.Average."
+        )
+    reducer = _shared_reducer(
         op=op,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -59,7 +49,58 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         device_dense=device_dense,
         device_sparse=device_sparse,
     )
+    kind = type(gradtape)
+    if issubclass(kind, _ReducingTape):
+        raise UsageError("this tape is distributed already; wrap it once.")
+    tape = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
+    # The new tape goes on with the recording of the old one.
+    tape.__dict__.update(gradtape.__dict__, _reducer=reducer, _local_sources=set(), _scale_local=scale_local_gradients)
     return tape
+
+
+class _ReducingTape:
+    """Mixed in before the tape's own class."""
+
+    _reducer: GradientReducer
+    _local_sources: set[int]
+    _scale_local: bool
+
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **others: Any
+    ) -> Any:
+        """As ``tf.GradientTape.gradient``, reduced over ranks; ``use_generic_names`` is Horovod's and not needed."""
+        grads = super().gradient(target, sources, output_gradients, **others)  # type: ignore[misc]
+        flat, variables = _flat(sources, grads), tf.nest.flatten(sources)
+        shared = [i for i, v in enumerate(variables) if identity(v) not in self._local_sources]
+        size = self._reducer.process_set.size() if self._scale_local else 1
+        reduced = [times(g, 1.0 / size) for g in flat]
+        for i, grad in zip(
+            shared, self._reducer([flat[i] for i in shared], [variables[i] for i in shared]), strict=True
+        ):
+            reduced[i] = grad
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of ``source`` to this rank: not reduced (but divided by the size, as in Horovod)."""
+        self._local_sources.add(identity(source))
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """(source, gradient) pairs of the registered local sources, and those of the others."""
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
+        local = [pair for pair in pairs if identity(pair[0]) in self._local_sources]
+        return local, [pair for pair in pairs if identity(pair[0]) not in self._local_sources]
+
+
+def _flat(sources: Any, grads: Any) -> list[Any]:
+    """Gradients in the order of ``tf.nest.flatten(sources)``; None and IndexedSlices are leaves."""
+    if grads is None or not tf.nest.is_nested(sources):
+        return [grads]
+    keys = sources if isinstance(sources, dict) else None
+    if keys is not None:
+        return [leaf for key in sorted(keys) for leaf in _flat(keys[key], grads[key])]
+    return [leaf for source, grad in zip(sources, grads, strict=True) for leaf in _flat(source, grad)]
 
 
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name

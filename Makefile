@@ -30,7 +30,7 @@ $(error FRAMEWORKS=$(FRAMEWORKS) names $(UNKNOWN); expected torch, tensorflow or
 endif
 # Tests of a framework that was not asked for are not collected.
 IGNORE := $(if $(filter torch,$(WANTED)),,--ignore-glob='*/test_torch_*') $(if $(filter tensorflow,$(WANTED)),,--ignore-glob='*/test_tf_*')
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .PHONY: help setup demo test test-single test-parallel test-cluster lint types bench clean
 
@@ -45,7 +45,7 @@ $(DONE)/venv:
 
 # One mark per choice of frameworks, so that another choice installs what is missing.
 $(DONE)/frameworks-$(FRAMEWORKS): $(DONE)/venv constraints.txt
-	@echo "== installing $(PACKAGES)"
+	@echo "== installing $(PACKAGES), which may take some minutes"
 	@$(PIP) $(PACKAGES)
 	@touch $@
 

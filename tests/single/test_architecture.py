@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "statistics": {"errors", "arguments"},
     "metrics": {"errors", "arguments", "statistics", "distributions"},
     "distributions": {"errors", "arguments", "statistics"},
+    "files": {"errors", "arguments", "permutation"},
+    "records": {"errors", "arguments", "files"},
     "payload": {"errors"},
     "checkpoint": {"errors", "log", "arguments", "payload"},
 }

@@ -26,7 +26,7 @@ from hvdkit.payload import pack, unpack
 
 __all__ = ["CheckpointFolder", "CheckpointInfo", "pack", "unpack"]
 
-_NAME = re.compile(r"step-(\d{12,})-[0-9a-f]{8}\.ckpt")
+_NAME = re.compile(r"step-\d{12,}-[0-9a-f]{8}\.ckpt")
 _ASIDE = ".aside-"  # prefix of files being written; what a killed run left is removed by the next write
 _log = get_logger("hvdkit.checkpoint")
 
@@ -121,12 +121,13 @@ class CheckpointFolder:
     def steps(self) -> list[tuple[int, Path]]:
         """All checkpoints, oldest first, unproven: by step, and for one step by time of writing."""
         try:
-            found = [(int(match[1]), path) for path in self.path.iterdir() if (match := _NAME.fullmatch(path.name))]
-            return sorted(found, key=lambda pair: (pair[0], pair[1].stat().st_mtime_ns, pair[1].name))
+            names = [path for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(f"the checkpoint folder {self.path} cannot be listed: {error}.") from error
+        found = [(int(path.name.split("-")[1]), path) for path in names]
+        return sorted(found, key=lambda pair: (pair[0], _written_at(pair[1]), pair[1].name))
 
     def newest_good(self) -> tuple[int, Path] | None:
         """Step and path of the newest checkpoint whose checksum is right; None where there is none.
@@ -197,6 +198,13 @@ class CheckpointFolder:
             if path not in kept and (best is None or path != best[1]):
                 path.unlink(missing_ok=True)  # the payload first: without it the rest is litter
                 _sidecar(path).unlink(missing_ok=True)
+
+
+def _written_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:  # removed by the writer since the folder was listed; reading it will say so
+        return 0
 
 
 def _sidecar(path: Path) -> Path:

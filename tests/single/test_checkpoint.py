@@ -198,6 +198,16 @@ def test_other_files_in_the_folder_are_left_alone(folder):
     assert folder.newest_good()[0] == 6
 
 
+def test_a_checkpoint_removed_while_another_process_looks_is_passed_over(folder, monkeypatch, capsys):
+    good = folder.write(1, b"good")
+    gone = folder.write(2, b"gone")
+    listed = list(folder.path.iterdir())
+    gone.unlink()
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(listed))
+    assert folder.newest_good() == (1, good)
+    assert gone.name in capsys.readouterr().err
+
+
 def test_the_best_is_kept_if_asked(tmp_path):
     metrics = [0.2, 0.9, 0.9, 0.5, 0.1, None]
     for best, expected in (("max", 2), ("min", 4), (None, None)):

@@ -33,7 +33,7 @@ class TrainingState:
     run equals one that did not stop, bit for bit.
 
     Args:
-        folder: where checkpoints lie; made when the first one is saved.
+        folder: where checkpoints lie; made when the first one is saved. None saves and restores nothing.
         model, optimizer, schedule, loader: what to save; each may be left out.
         keep: how many of the newest checkpoints to keep; None keeps all.
         best: ``"max"`` or ``"min"``: also keep the one with the best ``metric`` given to :meth:`save`.
@@ -41,10 +41,10 @@ class TrainingState:
     """
 
     def __init__(
-        self, folder: str | Path, *, model: torch.nn.Module | None = None, optimizer: Any = None, schedule: Any = None,
-        loader: Any = None, keep: int | None = 3, best: str | None = None, **others: Any,
+        self, folder: str | Path | None, *, model: torch.nn.Module | None = None, optimizer: Any = None,
+        schedule: Any = None, loader: Any = None, keep: int | None = 3, best: str | None = None, **others: Any,
     ) -> None:  # fmt: skip
-        self.folder = CheckpointFolder(folder, keep, best)
+        self.folder = None if folder is None else CheckpointFolder(folder, keep, best)
         # The schedule comes after the optimizer: it sets the rates for the present global batch.
         parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader, **others}
         self.parts = {name: part for name, part in parts.items() if part is not None}
@@ -75,10 +75,11 @@ class TrainingState:
                 if self.epoch == epoch:  # a loader of no samples stays in epoch 0
                     return
 
-    def save(self, metric: float | None = None) -> Path:
-        """Write a checkpoint; every rank must call this. Buffers are averaged over ranks first, see average_buffers.
+    def save(self, metric: float | None = None) -> Path | None:
+        """Write a checkpoint and return its path; every rank must call this.
 
-        May be called at any step, also inside an epoch. Without a loader the epoch in progress counts as done.
+        Buffers are averaged over ranks first, see average_buffers. May be called at any step, also inside an epoch.
+        Without a loader the epoch in progress counts as done.
 
         Raises:
             CheckpointError: it cannot be written; on every rank, and what was there before is untouched.
@@ -87,7 +88,8 @@ class TrainingState:
             average_buffers(self._model)
         self._saves += 1
         states = gather_objects(capture_random_state())
-        return Path(on_rank0(lambda: str(self.folder.write(self.step, self._pack(states), metric))))
+        path = on_rank0(lambda: self._write(states, metric))
+        return None if path is None else Path(path)
 
     def restore(self) -> bool:
         """Go on from the newest good checkpoint that rank 0 finds; False if there is none. Every rank must call this.
@@ -98,10 +100,10 @@ class TrainingState:
         """
         found = on_rank0(self._find)
         if found is None:
-            get_logger().info("no checkpoint in %s: a fresh start", self.folder.path)
+            get_logger().info("no checkpoint to go on from: a fresh start")
             return False
         held: list[bytes] = []
-        on_rank0(lambda: held.append(self.folder.read(found)))
+        on_rank0(lambda: held.append(CheckpointFolder(Path(found).parent).read(found)))
         self._unpack(broadcast_bytes(held[0] if held else b""), found)
         for name in ("model", "optimizer"):
             if name in self.parts:
@@ -109,9 +111,15 @@ class TrainingState:
         get_logger().info("went on from %s: epoch %d, step %d", found, self.epoch, self.step)
         return True
 
+    # Rank 0 alone runs these two, so a rank that was given another folder, or none, does what rank 0 does.
     def _find(self) -> str | None:
-        newest = self.folder.newest_good()
+        newest = None if self.folder is None else self.folder.newest_good()
         return None if newest is None else str(newest[1])
+
+    def _write(self, random_states: list[Any], metric: float | None) -> str | None:
+        if self.folder is None:
+            return None
+        return str(self.folder.write(self.step, self._pack(random_states), metric))
 
     def _pack(self, random_states: list[Any]) -> bytes:
         payload: dict[str, Any] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.world import LAUNCHERS
 
@@ -38,18 +38,24 @@ class _RankFilter(logging.Filter):
     """Passes everything on rank 0 and only warnings and worse elsewhere; adds ``record.rank``."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.rank = current_rank()
-        return record.rank == 0 or record.levelno >= logging.WARNING
+        rank = record.__dict__["rank"] = current_rank()
+        return rank == 0 or record.levelno >= logging.WARNING
 
 
-class _CurrentStderr(logging.StreamHandler[Any]):
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[Any]
+else:
+    _StreamHandler = logging.StreamHandler  # Python 3.10 cannot subscript it
+
+
+class _CurrentStderr(_StreamHandler):
     """Writes to whatever ``sys.stderr`` is at the time, so that redirection and pytest's capture work."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> Any:  # type: ignore[override]
+    def stream(self) -> Any:
         return sys.stderr
 
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 from hvdkit.errors import BuildError
@@ -50,7 +51,10 @@ def _why_not_whole(request: probe.Request, stamp: Stamp) -> str:
         return "the installed Horovod was built by another recipe"
     if stamps.read_proof().get("key") != stamp.key:
         return "the installed Horovod has not been proven to work"
-    return "" if install.is_whole() else "files of the installed Horovod are missing or changed"
+    if not install.is_whole():
+        return "files of the installed Horovod are missing or changed"
+    missing = install.missing_of(metadata.requires("horovod") or [])
+    return f"the installed Horovod needs {', '.join(missing)}" if missing else ""
 
 
 def install_horovod(request: probe.Request, say: Say) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from email.parser import Parser
 from importlib import metadata
 from pathlib import Path
@@ -42,11 +42,17 @@ def pip(*words: str) -> None:
 
 def missing_requirements(wheel: Path) -> list[str]:
     """What the wheel needs at run time (extras left out) and this environment does not have in a fitting version."""
-    from packaging.requirements import Requirement
-
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        needed = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+        return missing_of(Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or [])
+
+
+def missing_of(needed: Iterable[str]) -> list[str]:
+    """Those of some requirements (with their markers) that this environment does not meet."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return ["packaging"]
     missing = []
     for text in needed:
         requirement = Requirement(text)

@@ -43,6 +43,7 @@ class Installed:
         self.mpi: mpi.Mpi | mpi.MpiProblem = mpi.Mpi("openmpi", "5.0.11", Path("/m/mpicxx"), Path("/m/mpirun"))
         self.proof: dict[str, object] = {"key": "the-key"}
         self.whole = True
+        self.needs: list[str] = []
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Installed:
     monkeypatch.setattr(stamp, "read_proof", lambda: state.proof)
     monkeypatch.setattr(mpi, "find", lambda choice: state.mpi)
     monkeypatch.setattr(install, "is_whole", lambda: state.whole)
+    monkeypatch.setattr(build.metadata, "requires", lambda name: state.needs)
     monkeypatch.setattr(frameworks, "installed", lambda: dict(STAMP.frameworks))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return state
@@ -86,6 +88,8 @@ def test_reasons(installed: Installed) -> None:
     installed.mpi = mpi.MpiProblem("no mpicxx", "")
     assert why() == "no mpicxx"
     installed.mpi = mpi.Mpi("openmpi", "5.0.11", Path("/m/mpicxx"), Path("/m/mpirun"))
+    installed.needs = ["no_such_package_anywhere>=1", "nor_this; extra == 'spark'"]
+    assert why() == "the installed Horovod needs no_such_package_anywhere>=1"
     installed.whole = False
     assert "missing or changed" in why()
     installed.proof = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -113,21 +112,18 @@ def _warn_of_loss(names: tuple[str, ...], say: Say) -> None:
 
 
 def _build_and_install(plan: recipe.Plan, request: probe.Request, progress: Progress) -> Stamp:
-    built = wheel.obtain(plan, progress, force=request.force)
-    stamp = wheel.make_stamp(plan)
     launcher = plan.facts.mpi.mpirun if plan.facts.mpi else None
-    aside = cache.root() / "work" / f"{cache.environment_lock().name}-former"
-    shutil.rmtree(aside, ignore_errors=True)
-    progress.phase("installing")
-    try:
-        install.install(built, aside, partial(_prove_and_mark, stamp, launcher, progress))
-    except BuildError as error:
-        cache.discard(plan.key)
-        raise BuildError(
-            f"{error}\n  the former state of the environment is back, and the wheel is out of the cache"
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with cache.work_folder(cache.environment_lock().name) as work:
+        built = wheel.obtain(plan, work, progress, force=request.force)
+        stamp = wheel.read_stamp(built)
+        progress.phase("installing")
+        try:
+            install.install(built, work / "former", partial(_prove_and_mark, stamp, launcher, progress))
+        except BuildError as error:
+            # The wheel stays: whoever installs it proves it anew, and most often the machine has to be mended, not it.
+            raise BuildError(
+                f"{error}\n  the environment is as it was; the wheel is in the cache (--force builds it anew)"
+            ) from error
     return stamp
 
 

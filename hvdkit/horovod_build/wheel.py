@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -32,19 +33,22 @@ build_meta.__legacy__.build_wheel(sys.argv[1])
 """
 
 
-def obtain(plan: Plan, progress: Progress, *, force: bool) -> Path:
-    """The wheel for ``plan``: from the cache, or built now. Safe to call from several processes at once."""
+def obtain(plan: Plan, folder: Path, progress: Progress, *, force: bool) -> Path:
+    """A copy in ``folder`` of the wheel for ``plan``, from the cache or built now.
+
+    Safe to call from several processes at once; the copy is nobody else's.
+    """
     lock = cache.root() / "locks" / plan.key
     with cache.locked(lock, lambda: progress.phase("another process builds the same wheel; waiting for it")):
         found = plan.wheel
         if found is not None and not force:
             progress.phase(f"wheel from the cache: {found}")
-            return found
-        with cache.work_folder(plan.key) as work:
-            _build(plan, work, progress)
-        built = plan.wheel
-    assert built is not None
-    return built
+        else:
+            with cache.work_folder(plan.key) as work:
+                _build(plan, work, progress)
+            found = plan.wheel
+        assert found is not None
+        return Path(shutil.copy2(found, folder))
 
 
 def _build(plan: Plan, work: Path, progress: Progress) -> None:
@@ -121,6 +125,12 @@ def make_stamp(plan: Plan) -> Stamp:
         recipe=edits.digest(edits.EDITS),
         hvdkit=hvdkit.__version__,
     )
+
+
+def read_stamp(wheel: Path) -> Stamp:
+    """The stamp in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return Stamp.from_json(archive.read(f"horovod/{STAMP_FILE}").decode())
 
 
 def add_file(wheel: Path, name: str, text: str) -> None:

@@ -1,12 +1,13 @@
 """When nothing is to be done, and when something is: the decision of ``hvdkit install-horovod``."""
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hvdkit.errors import BuildError
-from hvdkit.horovod_build import build, cache, edits, frameworks, install, mpi, probe, prove, recipe, stamp, wheel
+from hvdkit.horovod_build import build, cache, edits, frameworks, install, mpi, probe, prove, recipe, stamp
 from hvdkit.horovod_build.probe import Request
 from hvdkit.horovod_build.process import Answer
 from hvdkit.horovod_build.progress import PlainProgress
@@ -121,27 +122,31 @@ def test_force_builds_whatever_is_installed(installed: Installed, monkeypatch: p
     assert said == ["installing Horovod: --force"]
 
 
-def test_a_failed_proof_takes_the_wheel_out_of_the_cache(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_proof_is_an_error_and_leaves_the_cache_alone(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = probe.Facts((), None, None, None, None, None, None, 1, 1, (), ())  # type: ignore[arg-type]
+    plan = recipe.Plan(facts, (), {}, (), 1, "the-key", {})
     kept = cache.wheel_folder("the-key")
     kept.mkdir(parents=True)
-    (kept / "horovod.whl").write_text("")
-
-    class Plan:
-        key = "the-key"
-        facts = probe.Facts((), None, None, None, None, None, None, 1, 1, (), ())  # type: ignore[arg-type]
+    with zipfile.ZipFile(kept / "horovod.whl", "w") as archive:
+        archive.writestr(f"horovod/{stamp.STAMP_FILE}", STAMP.to_json())
+    installs: list[Path] = []
 
     def fail(built: Path, aside: Path, prove: object) -> None:
+        installs.append(built)
         raise BuildError("the sum is 2")
 
-    monkeypatch.setattr(probe, "probe", lambda request: Plan.facts)
-    monkeypatch.setattr(recipe, "make_plan", lambda facts: Plan)
+    monkeypatch.setattr(probe, "probe", lambda request: facts)
+    monkeypatch.setattr(recipe, "make_plan", lambda facts: plan)
     monkeypatch.setattr(recipe, "describe", lambda plan: "")
-    monkeypatch.setattr(wheel, "obtain", lambda plan, progress, force: kept / "horovod.whl")
-    monkeypatch.setattr(wheel, "make_stamp", lambda plan: STAMP)
     monkeypatch.setattr(install, "install", fail)
-    with pytest.raises(BuildError, match=r"the sum is 2\n.*former state of the environment is back"):
-        build.install_horovod(Request(force=True), lambda text: None)
-    assert not kept.exists() and cache.cached_wheel("the-key") is None
+    installed.whole = False
+    for _ in range(2):
+        with pytest.raises(BuildError, match=r"the sum is 2\n.*the environment is as it was"):
+            build.install_horovod(Request(), lambda text: None)
+    assert cache.cached_wheel("the-key") == kept / "horovod.whl"
+    assert len(installs) == 2 and not any(path.exists() for path in installs)
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, code: int, output: str) -> None:

@@ -102,7 +102,9 @@ def declared_world(environ: Mapping[str, str]) -> Declared | None:
         size = _number(size_variable, environ, low=1)
         rank = None if rank_variable is None else _number(rank_variable, environ, low=0)
         if rank is not None and rank >= size:
-            raise WorldError(f"{rank_variable}={rank} does not fit {size_variable}={size}: ranks go from 0 to {size - 1}.")
+            raise WorldError(
+                f"{rank_variable}={rank} does not fit {size_variable}={size}: ranks go from 0 to {size - 1}."
+            )
         return Declared(launcher, size, rank, size_variable)
     return None
 
@@ -116,9 +118,9 @@ def check_size(actual_size: int, environ: Mapping[str, str]) -> Declared | None:
     declared = declared_world(environ)
     if declared is not None and declared.size != actual_size:
         raise WorldError(
-            f"Horovod runs {actual_size} process{'es' if actual_size != 1 else ''} in this job, but {declared.launcher.name} "
-            f"declared {declared.size} ({declared.size_variable}={declared.size}). Each process would train alone on its "
-            f"own part of the data. {_capital(declared.launcher.remedy)}."
+            f"Horovod runs {actual_size} process{'es' if actual_size != 1 else ''} in this job, but "
+            f"{declared.launcher.name} declared {declared.size} ({declared.size_variable}={declared.size}). "
+            f"Each process would train alone on its own part of the data. {_capital(declared.launcher.remedy)}."
         )
     return declared
 

@@ -27,7 +27,9 @@ world = hvd.init(seed=1)
 images, labels = load_digits(return_X_y=True)
 x_train, x_test, y_train, y_test = train_test_split(images / 16, labels, test_size=0.2, random_state=0, stratify=labels)
 
-model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10, "softmax")])
+model = keras.Sequential(
+    [keras.layers.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10, "softmax")]
+)
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), lr_scale="linear", base_batch=32)
 model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 data = hvd.dataset(x_train, y_train, batch_per_rank=32, seed=1)

@@ -19,6 +19,8 @@ keras.utils.set_random_seed(1)
 images, labels = load_digits(return_X_y=True)
 x_train, x_test, y_train, y_test = train_test_split(images / 16, labels, test_size=0.2, random_state=0, stratify=labels)
 
-model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10, "softmax")])
+model = keras.Sequential(
+    [keras.layers.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10, "softmax")]
+)
 model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
 model.fit(x_train, y_train, batch_size=32, epochs=args.epochs, validation_data=(x_test, y_test), verbose=2)

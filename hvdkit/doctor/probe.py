@@ -2,8 +2,8 @@
 
     mpirun -n 2 python -m hvdkit.doctor.probe
 
-Rank 0 prints one line of JSON behind the mark ``hvdkit-probe:``: the facts of every rank, and the latency and bandwidth of
-an all-reduce. What differs between ranks is for the reader to judge (:func:`hvdkit.doctor.ranks.differences`).
+Rank 0 prints one line of JSON behind the mark ``hvdkit-probe:``: the facts of every rank, and the latency and bandwidth
+of an all-reduce. What differs between ranks is for the reader to judge (:func:`hvdkit.doctor.ranks.differences`).
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def check_mpi(launcher: Path, ranks: int = 2) -> Check:
         return Check(name, "failed", f"exit code {answer.code}: {last}", remedy)
     told = [json.loads(line) for line in lines]
     if len(told) != 1 or len(told[0]["ranks"]) != ranks:
-        text = f"{len(told)} jobs of {len(told[0]['ranks'])} process(es): mpi4py loads another MPI than {launcher} starts"
+        text = (
+            f"{len(told)} jobs of {len(told[0]['ranks'])} process(es): mpi4py loads another MPI than {launcher} starts"
+        )
         return Check(name, "failed", text, "keep one MPI in this environment, or set MPI4PY_MPIABI / MPI4PY_LIBMPI")
     unlike = differences(told[0]["ranks"])
     if unlike:

@@ -98,6 +98,11 @@ class DataLoader:
         return self.plan.global_batch
 
     @property
+    def count(self) -> int:
+        """This rank's samples in the batch handed out last: what a mean over it weighs; 0 for fillers."""
+        return 0 if self.batch is None else self.batch.count
+
+    @property
     def epoch(self) -> int:
         """The epoch, from 0, that the next batch belongs to."""
         return self.plan.locate(self.position)[0]
@@ -136,15 +141,14 @@ class DataLoader:
     def _training(self) -> Iterator[Any]:
         position = self.position
         self._sampler.start = position
-        for data in self._loader:
-            self.batch = self._batch_at(position)
+        steps = self.plan.remaining_steps(position)
+        for step, data in enumerate(self._loader, 1):
+            counts = self.plan.counts_at(position).tolist()
+            self.batch = Batch(counts, self.plan.rank, self.plan.global_batch, is_last=step == steps)
             self.position = position = self.plan.advance(position)
             set_current(self.batch)
             yield data
         set_current(None)
-
-    def _batch_at(self, position: int) -> Batch:
-        return Batch(self.plan.counts_at(position).tolist(), self.plan.rank, self.plan.global_batch)
 
     def _check_ranks(self) -> None:
         if not self._is_checked and self.plan.size > 1:

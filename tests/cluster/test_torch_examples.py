@@ -34,7 +34,11 @@ def both_sides(mark: str) -> tuple[str, str]:
 
 def test_both_sides_of_the_readme_diff_run(tmp_path: Path) -> None:
     before, after = both_sides("torch diff")
-    score = "\nwith torch.no_grad(): print('right', (model(data.tensors[0]).argmax(1) == data.tensors[1]).float().mean().item())\n"
+    score = (
+        "\nx, y = data.tensors"
+        "\nwith torch.no_grad():"
+        "\n    print('right', (model(x).argmax(1) == y).float().mean().item())\n"
+    )
     (tmp_path / "before.py").write_text(before + score)
     (tmp_path / "after.py").write_text(after + score)
     plain = run("before.py", cwd=tmp_path)

@@ -97,13 +97,17 @@ def test_launch_and_cli_import_no_framework_and_nothing_slow() -> None:
         f"for name in {names!r}: importlib.import_module(name)\n"
         "print(*sorted({m.split('.')[0] for m in sys.modules}))\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not set(out) & {*HEAVY, "rich", "matplotlib", "sklearn"}
 
 
 def test_import_hvdkit_loads_not_even_numpy() -> None:
     code = "import hvdkit, sys; print(*sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not set(out) & {*HEAVY, "numpy", "click", "rich"}
 
 

@@ -68,9 +68,7 @@ def test_built_with_another_mpi_than_the_one_launched(now: stamps.Present, tmp_p
     assert "openmpi 4.1.4" in check.found and "openmpi 5.0.11" in check.found
 
 
-def test_damaged_stamp_and_absent_horovod(
-    now: stamps.Present, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_stamp_and_absent_horovod(now: stamps.Present, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / stamps.STAMP_FILE).write_text("{")
     assert "install-horovod --force" in failed(list(checks._horovod()))["Horovod"].remedy
     monkeypatch.setattr(stamps, "package_folder", lambda: None)

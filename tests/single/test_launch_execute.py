@@ -63,8 +63,8 @@ class Run:
         words = [sys.executable, str(tmp_path / "launcher.py"), str(size), kind, sys.executable, "-I", "-S", WRAPPER]
         words += [*wrapper_options.split(), "--", sys.executable, str(tmp_path / "rank.py"), self.tag]
         (tmp_path / "job.py").write_text(
-            f"import os, sys\nfrom hvdkit.launch import execute\nfrom hvdkit.launch.execute import run_job\n{settings}\n"
-            f"sys.exit(run_job({words!r}, dict(os.environ), ['host%d' % i for i in range({size})]))\n"
+            f"import os, sys\nfrom hvdkit.launch import execute\n{settings}\n"
+            f"sys.exit(execute.run_job({words!r}, dict(os.environ), ['host%d' % i for i in range({size})]))\n"
         )
         self.process = subprocess.Popen(
             [sys.executable, str(tmp_path / "job.py")],
@@ -361,7 +361,8 @@ def test_f1_who_failed_first(reports: list[RankReport], first: int | None) -> No
 def test_exit_code_of_a_failed_job_is_never_zero() -> None:
     assert failure_code(report(0, code=3), 1) == 3
     assert failure_code(report(0, code=143, told_to_stop=True), 6) == 6
-    assert failure_code(report(0, lost=True), 0) == 1
+    assert failure_code(report(0, lost=True), 0) == 137
+    assert failure_code(report(0, lost=True, unreachable=True), 137) == 1
 
 
 def test_a_lost_rank_is_described() -> None:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from hvdkit.errors import UsageError
 
 _share: tf.Variable | None = None
+_broadcasts: dict[tuple[Any, ...], Callable[..., list[Any]]] = {}
 _numbers = itertools.count()
 _calls_in_graph: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
@@ -67,7 +68,8 @@ class GradientReducer:
     def __call__(self, grads: Sequence[Any], variables: Sequence[Any], use_generic_names: bool = False) -> list[Any]:
         """The reduced gradients, None where None was given. ``use_generic_names`` is Horovod's, and not needed here."""
         if not self.process_set.included() or self.process_set.size() == 1:
-            return list(grads)
+            # Rows that come twice are summed, as they are on several ranks: some of Keras' optimizers need it.
+            return [_each_row_once(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
         present = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
         if not present:
             return list(grads)
@@ -128,9 +130,7 @@ class GradientReducer:
             indices = horovod.allgather(grad.indices, name=f"{name}.indices", **settings)
             if self.op == horovod.Average:
                 values = values / tf.cast(self.process_set.size(), values.dtype)
-            rows, place = tf.unique(indices)
-            values = tf.math.unsorted_segment_sum(values, place, tf.shape(rows)[0])
-        return tf.IndexedSlices(values, rows, dense_shape=grad.dense_shape)
+        return _each_row_once(tf.IndexedSlices(values, indices, dense_shape=grad.dense_shape))
 
     def _group_of(self, names: tuple[str, ...], variables: list[Any]) -> list[list[int]]:
         """Positions that travel as one: each by itself, in ``groups`` even parts, or by the lists of variables."""
@@ -166,6 +166,13 @@ def times(grad: Any, factor: float) -> Any:
     return grad * factor
 
 
+def _each_row_once(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same gradient without repeated indices: their rows are summed."""
+    rows, place = tf.unique(grad.indices)
+    values = tf.math.unsorted_segment_sum(grad.values, place, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, dense_shape=grad.dense_shape)
+
+
 def _weigh(grad: Any, share: Any) -> Any:
     """``share * grad``, and exactly 0 for share 0 whatever the filler sample gave, NaN included."""
     return grad if share is None else tf.math.multiply_no_nan(grad, tf.cast(share, grad.dtype))
@@ -179,11 +186,35 @@ def as_tf_variable(variable: Any) -> Any:
 def broadcast_variables(
     variables: Any, root_rank: int, process_set: Any = horovod.global_process_set, inplace: bool = False
 ) -> Any:
-    """Give every rank of a process set the root's values. As Horovod's, and for variables of Keras 3 too."""
+    """Give every rank of a process set the root's values, of TensorFlow's and of Keras' variables.
+
+    Arguments as in Horovod; ``inplace`` is accepted. Horovod's own keeps a function that remembers the variables it was
+    first called with, and fails when they are gone.
+    """
     plain = [as_tf_variable(v) for v in variables]
-    if not plain:
+    if not plain or not process_set.included():
         return None
-    return horovod.broadcast_variables(plain, root_rank, process_set=process_set, inplace=inplace)
+    names = tuple(f"hvdkit.broadcast.{i}.{_variable_name(v)}" for i, v in enumerate(plain))
+    values = [v.read_value() for v in plain]
+    if tf.executing_eagerly():
+        key = (root_rank, process_set.process_set_id, names)
+        if key not in _broadcasts:
+            _broadcasts[key] = tf.function(
+                lambda tensors: _broadcast(tensors, names, root_rank, process_set),
+                reduce_retracing=True,
+                autograph=False,
+            )
+        values = _broadcasts[key](values)
+    else:
+        values = _broadcast(values, _unique_in_graph(names), root_rank, process_set)
+    return tf.group(*[v.assign(value) for v, value in zip(plain, values, strict=True)])
+
+
+def _broadcast(tensors: list[Any], names: tuple[str, ...], root_rank: int, process_set: Any) -> list[Any]:
+    return [
+        horovod.broadcast(t, root_rank, name=name, ignore_name_scope=True, process_set=process_set)
+        for t, name in zip(tensors, names, strict=True)
+    ]
 
 
 def identity(variable: Any) -> int:
@@ -197,7 +228,7 @@ def plain_name(variable: Any) -> str:
     They count all models that a process has made, so a rank that made one more has others.
     """
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
-    return re.sub(r"_\d+(?=/|$)", "", str(name).split(":")[0])
+    return re.sub(r"_\d+(?=[/_]|$)", "", str(name).split(":")[0])
 
 
 def _variable_name(variable: Any) -> str:

@@ -118,6 +118,7 @@ class Reducing:
         state: Distribution = self.__dict__["_hvd_state"]
         return state
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduce ``grads`` over all ranks, weighted by samples, then apply them as ever."""
         optimizer: Any = self

@@ -52,7 +52,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     kind = type(gradtape)
     if issubclass(kind, _ReducingTape):
         raise UsageError("this tape is distributed already; wrap it once.")
-    tape = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
+    tape: Any = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
     # The new tape goes on with the recording of the old one.
     tape.__dict__.update(gradtape.__dict__, _reducer=reducer, _local_sources=set(), _scale_local=scale_local_gradients)
     return tape
@@ -65,6 +65,7 @@ class _ReducingTape:
     _local_sources: set[int]
     _scale_local: bool
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **others: Any
     ) -> Any:

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Batch:
-    """One global batch of samples: ``counts`` per rank, this ``rank``, and the ``global_batch`` of a full one."""
+    """One global batch of samples: ``counts`` per rank, this ``rank``, and the ``global_batch`` of a full one.
+
+    ``is_last`` marks the last one of an epoch.
+    """
 
     counts: Sequence[int]
     rank: int
     global_batch: int
+    is_last: bool = False
 
     @property
     def count(self) -> int:

@@ -149,7 +149,10 @@ class Reducer:
     def _backward_ended(self) -> None:
         self._end_is_queued = False
         self._passes += 1
-        if self._passes >= self._options.backward_passes_per_step:
+        batch = self._batch()
+        # An accumulation window usually ends with the epoch. If it does not, the average so far is added to.
+        ends_early = batch is not None and batch.is_last and self._options.op == _hvd.Average
+        if ends_early or self._passes >= self._options.backward_passes_per_step:
             self.reduce()
 
     def _agree(self) -> None:

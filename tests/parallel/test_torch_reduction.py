@@ -111,6 +111,24 @@ def test_d5_accumulation_with_a_short_last_window(passes: int) -> None:
     close(model, reference)
 
 
+@pytest.mark.parametrize("carried", [False, True])
+def test_d5_the_last_batch_of_an_epoch_is_reduced_by_backward(carried: bool) -> None:
+    """So a short window can be clipped; a window that is carried over into the next epoch is right as well."""
+    model, reference = net(), net()
+    optimizer = wrap(model, backward_passes_per_step=3)
+    for step, is_last in enumerate([False, True, False][: 3 if carried else 2]):
+        x, y = rows(2 * SIZE, step)
+        set_current(Batch([2] * SIZE, RANK, len(x), is_last))
+        F.cross_entropy(model(part(x)), part(y)).backward()
+        F.cross_entropy(reference(x), y).backward()
+        if is_last:
+            for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(a.grad, b.grad)
+    optimizer.step()
+    torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9).step()
+    close(model, reference)
+
+
 def test_d5_a_dropped_window_leaves_nothing_behind() -> None:
     model, reference = net(), net()
     optimizer = wrap(model, backward_passes_per_step=4)

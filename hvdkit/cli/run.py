@@ -15,7 +15,6 @@ from hvdkit.cli.hostoptions import host_options
 from hvdkit.errors import LaunchError, UsageError
 from hvdkit.launch.command import Binding, Command, JobRequest, build_command, remote_hosts
 from hvdkit.launch.environment import forwarded_environment
-from hvdkit.launch.execute import run_job
 from hvdkit.launch.mpi import Launcher, find_horovodrun, find_mpirun, identify
 from hvdkit.launch.placement import Placement, place
 from hvdkit.launch.program import resolve_command
@@ -111,6 +110,8 @@ def command(command: tuple[str, ...], dry_run: bool, **options: Any) -> int:
         path.write_text(built.hostfile, encoding="ascii")
         for note in built.notes:
             _note(note)
+        from hvdkit.launch.execute import run_job  # loads psutil, which --help and --dry-run can do without
+
         return run_job(built.argv, built.environ, [rank.host for rank in placement.ranks], request.remote_hosts)
 
 

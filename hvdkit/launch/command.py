@@ -75,7 +75,7 @@ def build_command(job: JobRequest, hostfile: str) -> Command:
     if "OMP_NUM_THREADS" not in environ and job.cores is not None and (most := _most_local_ranks(job)) > 1:
         share = max(1, job.cores // most)
         notes.append(
-            f"OMP_NUM_THREADS is not set, so each of the {most} ranks here may start a thread on each of {job.cores} cores; "
+            f"OMP_NUM_THREADS is not set, so each of the {most} ranks here may start {job.cores} threads on {job.cores} cores; "
             f"--env OMP_NUM_THREADS={share} shares them out"
         )
     argv = [job.launcher.path, *head, *job.launcher_arguments, *rank_command(job)]
@@ -145,7 +145,9 @@ def _openmpi(job: JobRequest, hostfile: str, environ: dict[str, str], notes: lis
     five = job.launcher.version[:1] >= (5,)
     odd = next((host.name for host in job.placement.hosts if "_" in host.name and not five), None)
     if odd is not None:
-        raise LaunchError(f"host {odd}: Open MPI 4 takes no underscore in a host name; give it another one in /etc/hosts.")
+        raise LaunchError(
+            f"host {odd}: Open MPI 4 takes no underscore in a host name; give it another one in /etc/hosts."
+        )
     ssh, runtime = ("ssh", "--prtemca") if five else ("rsh", "--mca")
     argv = ["-n" if five else "-np", str(job.placement.size), "--hostfile", hostfile]
     argv += ["--bind-to", job.bind, "--map-by", "slot"]

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+import psutil
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.environment import CHANNEL_VARIABLE
@@ -20,7 +22,9 @@ from hvdkit.launch.reports import RankReport, Reports
 GRACE_S = 10.0  # a rank that is told to stop may save its work this long
 LINGER_S = 4.0  # after a failure the launcher gets this long to end the job by itself
 KILL_S = 5.0
+_EXIT_KILLED = 128 + int(signal.SIGKILL)
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -33,6 +37,8 @@ class Job:
         self.stopped_by: int | None = None
         self._pending: list[int] = []
         self._steps: list[tuple[float, Callable[[], None]]] = []  # what to do when, if the job still runs then
+        # What mpirun leaves behind (an ssh to a host that is gone) becomes this process's child, to be ended.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             self.process = subprocess.Popen(
                 list(argv),
@@ -43,6 +49,7 @@ class Job:
             )
         except (OSError, ValueError) as error:
             raise LaunchError(f"{argv[0]} cannot be started: {error}") from error
+        self._not_ours = {child.pid for child in _children()} - {self.process.pid}
 
     def run(self) -> int:
         """Wait for the end, acting on signals and failures; returns the launcher's exit code (128 + n for a signal)."""
@@ -87,6 +94,9 @@ class Job:
 
     def _end_after_failure(self) -> None:
         now = time.monotonic()
+        if any(report.unreachable for report in self.reports.ranks.values()):
+            # The launcher may wait for a host that is gone until its own time limit, if it has one.
+            now -= LINGER_S + KILL_S
         self._steps = [
             (now + LINGER_S, lambda: self.reports.send(stop=int(signal.SIGTERM), grace_s=KILL_S)),
             (now + LINGER_S + KILL_S, lambda: self._signal_launcher(signal.SIGTERM)),
@@ -113,6 +123,14 @@ class Job:
         while self.reports.running and time.monotonic() < deadline:
             self.reports.wait(0.2)
         self._signal_launcher(signal.SIGKILL)
+        self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        for child in _children():
+            if child.pid not in self._not_ours:
+                for process in [*child.children(recursive=True), child]:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
 
     def _signal_launcher(self, number: int) -> None:
         try:
@@ -192,14 +210,18 @@ def failure_code(failure: RankReport, launcher_code: int) -> int:
     """The exit code that a failure gives the whole job; never 0."""
     if failure.code and not failure.told_to_stop:
         return failure.code
+    if failure.lost:
+        return 1 if failure.unreachable else _EXIT_KILLED
     return launcher_code or failure.code or 1
 
 
 def describe_failure(failure: RankReport, rank_hosts: Sequence[str], reports: Reports) -> str:
     """The last words on the screen: rank, host, exit code, and the last lines of that rank."""
     host = rank_hosts[failure.rank] if failure.rank < len(rank_hosts) else failure.host
-    if failure.code is None:
-        how = "was lost: its host cannot be reached, or the process that watched it was killed"
+    if failure.unreachable:
+        how = "was lost: its host cannot be reached any more"
+    elif failure.code is None:
+        how = "was lost: the process that watched it was killed"
     elif failure.code > 128 and failure.code - 128 in {int(s) for s in signal.Signals}:
         how = f"was ended by {signal.Signals(failure.code - 128).name} (exit code {failure.code})"
     else:
@@ -209,6 +231,13 @@ def describe_failure(failure: RankReport, rank_hosts: Sequence[str], reports: Re
     lines = failure.tail.rstrip("\n").split("\n")
     tail = "\n".join(f"  | {line.rstrip()}" for line in lines) if failure.tail.strip() else "  | (it wrote nothing)"
     return f"\nhvdkit: rank {failure.rank} on {host} {how}; it was the first to fail{followed}. Its last lines:\n{tail}"
+
+
+def _children() -> list[psutil.Process]:
+    try:
+        return psutil.Process().children()
+    except psutil.Error:
+        return []
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import selectors
@@ -23,6 +24,7 @@ _SYMPTOMS = (
     "ncclRemoteError",
     "has been aborted",
 )
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 _KILLED = (128 + 15, 128 + 9)
 
 
@@ -36,6 +38,7 @@ class RankReport:
     ended_at: int | None = None
     code: int | None = None
     lost: bool = False
+    unreachable: bool = False  # lost because nothing came through any more, not because the other side closed
     told_to_stop: bool = False
     tail: str = ""
 
@@ -140,8 +143,10 @@ class Reports:
     def _read(self, connection: _Connection) -> None:
         try:
             data = connection.socket.recv(CHUNK)
-        except OSError:
+        except OSError as error:
             data = b""
+            if connection.report is not None and error.errno in _UNREACHABLE:
+                connection.report.unreachable = True
         if not data or len(connection.received) > _MAX_MESSAGE:
             self._drop(connection)
             return

@@ -69,6 +69,7 @@ def install_horovod(request: probe.Request, say: Say) -> None:
             say(f"Horovod is installed and fits: nothing to do (--force builds it again)\n{summary(stamp)}")
             return
         say(f"installing Horovod: {reason}")
+        cache.sweep()
         facts = probe.probe(request)
         probe.require(facts)
         plan = recipe.make_plan(facts)

@@ -37,7 +37,12 @@ def log_file(key: str) -> Path:
 
 def environment_lock() -> Path:
     """Lock file of this Python environment: one installation at a time."""
-    return root() / "locks" / f"env-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]}"
+    return lock_file(f"env-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]}")
+
+
+def lock_file(name: str) -> Path:
+    """Lock file of a key or of an environment; the work folder of the same name belongs to its holder."""
+    return root() / "locks" / name
 
 
 @contextmanager
@@ -72,6 +77,20 @@ def work_folder(key: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove the work folders that killed processes left: those whose lock nobody holds."""
+    for folder in (root() / "work").glob("*"):
+        try:
+            with locked(lock_file(folder.name), _give_up):
+                shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue
+
+
+def _give_up() -> None:
+    raise BlockingIOError
 
 
 def publish(folder: Path, key: str) -> None:

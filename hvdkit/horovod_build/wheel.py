@@ -38,8 +38,9 @@ def obtain(plan: Plan, folder: Path, progress: Progress, *, force: bool) -> Path
 
     Safe to call from several processes at once; the copy is nobody else's.
     """
-    lock = cache.root() / "locks" / plan.key
-    with cache.locked(lock, lambda: progress.phase("another process builds the same wheel; waiting for it")):
+    with cache.locked(
+        cache.lock_file(plan.key), lambda: progress.phase("another process builds the same wheel; waiting for it")
+    ):
         found = plan.wheel
         if found is not None and not force:
             progress.phase(f"wheel from the cache: {found}")

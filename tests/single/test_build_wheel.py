@@ -223,6 +223,18 @@ def test_a_lock_is_waited_for_and_dies_with_its_process(tmp_path: Path) -> None:
         assert waits == [1]
 
 
+def test_what_killed_builds_left_is_swept_and_nothing_else(kept: Path) -> None:
+    for name in ("left", "in-use"):
+        (kept / "work" / name / "tree").mkdir(parents=True)
+    (kept / "wheels" / "left").mkdir(parents=True)
+    with cache.locked(cache.lock_file("in-use")):
+        cache.sweep()
+        assert [p.name for p in (kept / "work").iterdir()] == ["in-use"]
+    cache.sweep()
+    assert list((kept / "work").iterdir()) == []
+    assert (kept / "wheels" / "left").is_dir()
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match="cannot write to the cache"), cache.locked(tmp_path / "file" / "lock"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import click
@@ -30,11 +32,20 @@ def command(with_: str | None, mpi: str, gpu: str, dry_run: bool, force: bool) -
 
     names = frameworks.parse_names(with_) if with_ is not None else None
     request = Request(names, mpi, gpu, force)
-    # A polite end (a scheduler's, a closed terminal's) cleans up as Ctrl-C does.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    (build.plan_only if dry_run else build.install_horovod)(request, click.echo)
+    with _polite_end_as_interrupt():
+        (build.plan_only if dry_run else build.install_horovod)(request, click.echo)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+@contextmanager
+def _polite_end_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM and a closed terminal's SIGHUP clean up as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

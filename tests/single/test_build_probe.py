@@ -1,5 +1,6 @@
 """Everything that is missing is listed at once, with a remedy each, before anything is compiled (cases A4, A5)."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,6 +202,12 @@ def test_dry_run_prints_the_plan_and_writes_nothing(machine: Machine, capsys: py
     ):
         assert text in said
     assert not cache.root().exists()
+
+
+def test_the_signal_handlers_are_put_back(machine: Machine) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+    assert run("--dry-run") == 0
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == before
 
 
 def test_gpu_nccl_without_a_gpu_build_says_so(

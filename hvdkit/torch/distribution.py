@@ -34,9 +34,8 @@ class Distribution:
     ) -> None:  # fmt: skip
         self.options, self.model, self.check_every, self.loader = options, model, check_every, loader
         self.names = _names(optimizer, named, model)
-        prefix = f"{number}." if (number := next(_numbers)) else ""
-        self.reducer = Reducer(options, self.batch if weighted else _no_batch, prefix)
-        self.prefix = prefix
+        self.reducer = Reducer(options, self.batch if weighted else _no_batch, next(_numbers))
+        self.prefix = self.reducer.prefix
         self.known: set[torch.Tensor] = set()
         self.class_name = type(optimizer).__name__
         self.steps = 0

@@ -27,6 +27,7 @@ from hvdkit.torch.batch import Batch
 
 Named = Sequence[tuple[str, torch.Tensor]]
 _NONE, _DENSE, _SPARSE = 0, 1, 2
+_ending: dict[int, Reducer] = {}  # by number: those that got gradients in the backward pass that is running
 
 
 @dataclass(frozen=True)
@@ -51,26 +52,26 @@ class ReduceOptions:
 class Reducer:
     """Reduces the gradients of the parameters given to :meth:`add`. Collective calls must be made by all ranks.
 
-    ``batch`` gives the batch that gradients come from, or None if they are not to be weighted. ``prefix`` makes the
-    names of the collectives unique among the optimizers of the job.
+    ``batch`` gives the batch that gradients come from, or None if they are not to be weighted. ``number`` tells the
+    optimizers of the job apart, in the same way on every rank.
     """
 
-    def __init__(self, options: ReduceOptions, batch: Callable[[], Batch | None], prefix: str) -> None:
-        self._options, self._batch, self._prefix = options, batch, prefix
+    def __init__(self, options: ReduceOptions, batch: Callable[[], Batch | None], number: int) -> None:
+        self._options, self._batch, self._number = options, batch, number
+        self.prefix = f"{number}." if number else ""  # of the names of collectives; the only optimizer needs none
         self._carriers: list[Any] = []
         self._params: list[torch.Tensor] = []  # in the same order on every rank
         self._expected: set[torch.Tensor] = set()  # agreed: those that get a gradient in a pass
         self._fired: set[torch.Tensor] = set()  # those that got one since the last reduction
         self._nodes: list[Any] = []  # keeps AccumulateGrad nodes, and with them the hooks, alive
         self._passes = 0
-        self._end_is_queued = False
         self.is_done = False  # True from the end of a reduction to the next gradient or step
 
     def add(self, named: Named) -> None:
         """Take over parameters: from now on their gradients are reduced."""
         options = vars(self._options) | {"compression": Portable(self._options.compression)}
         carrier = torch.optim.SGD([p for _, p in named], lr=0.0)
-        names = [(self._prefix + name, p) for name, p in named]
+        names = [(self.prefix + name, p) for name, p in named]
         self._carriers.append(_hvd.DistributedOptimizer(carrier, names, **options))
         for _, parameter in named:
             self._params.append(parameter)
@@ -125,15 +126,15 @@ class Reducer:
     def _forget(self) -> None:
         self._fired.clear()
         self._passes = 0
-        self._end_is_queued = False
+        _ending.pop(self._number, None)
 
     def _before_accumulation(self, parameter: torch.Tensor) -> Callable[..., Any]:
         def weigh(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
             self._fired.add(parameter)
             self.is_done = False
-            if not self._end_is_queued:
-                self._end_is_queued = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+            if self._number not in _ending:
+                _ending[self._number] = self
+                torch.autograd.Variable._execution_engine.queue_callback(_end_backward)
             weight = self._weight()
             return tuple(_weighed(g, weight) for g in gradients)
 
@@ -146,8 +147,8 @@ class Reducer:
         # A user's Sum is a sum over whatever the loss sums; only fillers must not count in it.
         return batch.weight if self._options.op == _hvd.Average else float(batch.count > 0)
 
-    def _backward_ended(self) -> None:
-        self._end_is_queued = False
+    def backward_ended(self) -> None:
+        """Reduce if this was the last backward pass of a step."""
         self._passes += 1
         batch = self._batch()
         # An accumulation window usually ends with the epoch. If it does not, the average so far is added to.
@@ -172,7 +173,7 @@ class Reducer:
 
     def _exchange(self, tensor: torch.Tensor, op: Any, name: str) -> torch.Tensor:
         handle = _hvd.allreduce_async_(
-            tensor, op=op, name=f"hvdkit.{self._prefix}{name}", process_set=self._options.process_set
+            tensor, op=op, name=f"hvdkit.{self.prefix}{name}", process_set=self._options.process_set
         )
         result: torch.Tensor = _hvd.synchronize(handle)
         return result
@@ -201,6 +202,12 @@ class Portable:
         dtype, inner_context = context
         tensor = self._inner.decompress(tensor, inner_context)
         return torch.view_as_complex(tensor) if dtype.is_complex else tensor.to(dtype)
+
+
+def _end_backward() -> None:
+    """End a backward pass for the optimizers it reached, in one order on all ranks: otherwise ranks wait crosswise."""
+    while _ending:
+        _ending.pop(min(_ending)).backward_ended()
 
 
 def _accumulation_node(parameter: torch.Tensor) -> Any:

@@ -180,6 +180,26 @@ def test_d5_generator_and_discriminator() -> None:
     close(*results)
 
 
+def test_d5_two_optimizers_reached_in_another_order_on_each_rank() -> None:
+    results = []
+    for distributed in (True, False):
+        torch.manual_seed(0)
+        parts = [torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 4).double()]
+        optimizers: list[Any] = [torch.optim.SGD(m.parameters(), lr=0.1) for m in parts]
+        if distributed:
+            optimizers = [hvd.DistributedOptimizer(o, model=m) for o, m in zip(optimizers, parts, strict=True)]
+        x, _ = rows(SIZE)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for rank in [RANK] if distributed else range(SIZE):
+            first, second = parts if rank % 2 else parts[::-1]
+            (second(first(x[rank : rank + 1])).pow(2).sum() / (1 if distributed else SIZE)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        results.append(torch.nn.ModuleList(parts))
+    close(*results)
+
+
 def test_d7_clipping_acts_on_the_averaged_gradient() -> None:
     """Gradients 3 and 5 (0 and 8 for other numbers of ranks) have the mean 4; the norm limit 1 leaves 1."""
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hvdkit.cli.built import horovod_mpi, mismatch
 from hvdkit.cli.hostoptions import host_options
 from hvdkit.errors import LaunchError, UsageError
 from hvdkit.launch.command import Binding, Command, JobRequest, build_command, remote_hosts
@@ -99,7 +100,7 @@ def command(command: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     words = resolve_command(command)
     launcher = _choose_launcher(options["launcher"], options["launcher_path"])
     request = _request(launcher, placement, words, options)
-    for note in pool.warnings:
+    for note in filter(None, [*pool.warnings, mismatch(launcher.family)]):
         _note(note)
     if dry_run:
         _show(build_command(request, f"{tempfile.gettempdir()}/hvdkit-XXXXXX/hosts"), request)
@@ -146,9 +147,7 @@ def _choose_launcher(wanted: str, path: str | None) -> Launcher:
         return find_mpirun()
     if wanted == "horovodrun":
         return find_horovodrun()
-    from hvdkit.cli.built import horovod_has_mpi
-
-    if horovod_has_mpi() is False:
+    if horovod_mpi() == "none":
         return find_horovodrun()
     try:
         return find_mpirun()

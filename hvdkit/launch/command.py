@@ -75,8 +75,8 @@ def build_command(job: JobRequest, hostfile: str) -> Command:
     if "OMP_NUM_THREADS" not in environ and job.cores is not None and (most := _most_local_ranks(job)) > 1:
         share = max(1, job.cores // most)
         notes.append(
-            f"OMP_NUM_THREADS is not set, so each of the {most} ranks here may start {job.cores} threads on {job.cores} cores; "
-            f"--env OMP_NUM_THREADS={share} shares them out"
+            f"OMP_NUM_THREADS is not set: each of the {most} ranks here may start {job.cores} threads, "
+            f"with {job.cores} cores for all of them; --env OMP_NUM_THREADS={share} shares the cores out"
         )
     argv = [job.launcher.path, *head, *job.launcher_arguments, *rank_command(job)]
     return Command(tuple(argv), environ, write_hosts(job.placement.hosts, dialect), tuple(notes))
@@ -143,37 +143,13 @@ def _check_ssh(job: JobRequest) -> None:
 
 def _openmpi(job: JobRequest, hostfile: str, environ: dict[str, str], notes: list[str]) -> list[str]:
     five = job.launcher.version[:1] >= (5,)
-    odd = next((host.name for host in job.placement.hosts if "_" in host.name and not five), None)
-    if odd is not None:
-        raise LaunchError(
-            f"host {odd}: Open MPI 4 takes no underscore in a host name; give it another one in /etc/hosts."
-        )
-    ssh, runtime = ("ssh", "--prtemca") if five else ("rsh", "--mca")
     argv = ["-n" if five else "-np", str(job.placement.size), "--hostfile", hostfile]
     argv += ["--bind-to", job.bind, "--map-by", "slot"]
     argv += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp" if five else "^openib"]
-    if job.interface is not None:
-        argv += ["--mca", "btl_tcp_if_include", job.interface]
-        argv += (
-            ["--prtemca", "prte_if_include", job.interface] if five else ["--mca", "oob_tcp_if_include", job.interface]
-        )
-    if any("." in host.name and not host.is_ipv6 for host in job.placement.hosts):
-        argv += [runtime, "prte_keep_fqdn_hostnames" if five else "orte_keep_fqdn_hostnames", "1"]
+    argv += _openmpi_hosts(job, five)
     if job.cores is not None and _most_local_ranks(job) > job.cores:
         argv += ["--mca", "mpi_yield_when_idle", "1"]
         notes.append(f"more ranks than the {job.cores} cores here: ranks that wait give their core away")
-    words = _ssh_words(job)
-    if words:
-        argv += [runtime, f"plm_{ssh}_args", " ".join(words)]
-    if len(job.placement.hosts) >= _MANY_HOSTS:
-        argv += [
-            runtime,
-            f"plm_{ssh}_no_tree_spawn",
-            "1",
-            runtime,
-            f"plm_{ssh}_num_concurrent",
-            str(len(job.placement.hosts)),
-        ]
     if job.remote_hosts:
         if job.launcher.prefix not in ("/usr", "/usr/local", "/"):
             argv += ["--prefix", job.launcher.prefix]
@@ -182,6 +158,29 @@ def _openmpi(job: JobRequest, hostfile: str, environ: dict[str, str], notes: lis
     if job.is_root and not environ.get("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         notes.append("running as root: OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM are set for mpirun")
+    return argv
+
+
+def _openmpi_hosts(job: JobRequest, five: bool) -> list[str]:
+    """How to reach the hosts: interface, full names, ssh. In version 5 PRRTE does it, with other names."""
+    ssh, runtime = ("ssh", "--prtemca") if five else ("rsh", "--mca")
+    hosts = job.placement.hosts
+    argv = []
+    odd = next((host.name for host in hosts if "_" in host.name and not five), None)
+    if odd is not None:
+        raise LaunchError(
+            f"host {odd}: Open MPI 4 takes no underscore in a host name; give it another one in /etc/hosts."
+        )
+    if job.interface is not None:
+        argv += ["--mca", "btl_tcp_if_include", job.interface]
+        argv += [runtime, "prte_if_include" if five else "oob_tcp_if_include", job.interface]
+    if any("." in host.name and not host.is_ipv6 for host in hosts):
+        argv += [runtime, "prte_keep_fqdn_hostnames" if five else "orte_keep_fqdn_hostnames", "1"]
+    words = _ssh_words(job)
+    if words:
+        argv += [runtime, f"plm_{ssh}_args", " ".join(words)]
+    if len(hosts) >= _MANY_HOSTS:
+        argv += [runtime, f"plm_{ssh}_no_tree_spawn", "1", runtime, f"plm_{ssh}_num_concurrent", str(len(hosts))]
     return argv
 
 

@@ -69,6 +69,7 @@ class Reports:
     hold_ended: bool = False  # keep ranks that have ended waiting, so that the MPI does not kill those still saving
 
     def __post_init__(self) -> None:
+        _allow_many_files()
         self.token = secrets.token_hex(16)
         self.selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}
@@ -195,6 +196,15 @@ def _consequence(report: RankReport, after_failure: bool) -> int:
     if report.told_to_stop or (after_failure and (report.lost or report.code in _KILLED)):
         return 2
     return int(any(symptom in report.tail for symptom in _SYMPTOMS))
+
+
+def _allow_many_files() -> None:
+    """A connection per rank: the usual soft limit of 1024 open files is too low for a large job."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen(everywhere: bool) -> socket.socket:

@@ -27,6 +27,7 @@ from hvdkit.torch.batch import Batch
 
 Named = Sequence[tuple[str, torch.Tensor]]
 _NONE, _DENSE, _SPARSE = 0, 1, 2
+_SENDABLE = (torch.float32, torch.float64, torch.float16)  # what Horovod can reduce as it is
 _ending: dict[int, Reducer] = {}  # by number: those that got gradients in the backward pass that is running
 
 
@@ -65,11 +66,15 @@ class Reducer:
         self._fired: set[torch.Tensor] = set()  # those that got one since the last reduction
         self._nodes: list[Any] = []  # keeps AccumulateGrad nodes, and with them the hooks, alive
         self._passes = 0
+        self._weight_now = 1.0  # of the backward pass that is running
+        self._differing = torch.zeros(1)
         self.is_done = False  # True from the end of a reduction to the next gradient or step
 
     def add(self, named: Named) -> None:
         """Take over parameters: from now on their gradients are reduced."""
-        options = vars(self._options) | {"compression": Portable(self._options.compression)}
+        options = vars(self._options)
+        if not all(p.dtype in _SENDABLE and p.is_contiguous() for _, p in named):
+            options = options | {"compression": Portable(self._options.compression)}
         carrier = torch.optim.SGD([p for _, p in named], lr=0.0)
         names = [(self.prefix + name, p) for name, p in named]
         self._carriers.append(_hvd.DistributedOptimizer(carrier, names, **options))
@@ -85,12 +90,10 @@ class Reducer:
 
     def reduce(self) -> None:
         """Wait until every gradient is the average over ranks; all ranks get the same ones, bit for bit."""
-        differing = torch.tensor([float(len(self._fired ^ self._expected))])
-        if self._exchange(differing, _hvd.Sum, "differing").item() > 0:
+        self._differing.fill_(len(self._fired ^ self._expected))
+        if self._exchange(self._differing, _hvd.Sum, "differing").item() > 0:
             self._agree()
         for carrier in self._carriers:
-            members = carrier.param_groups[0]["params"]
-            carrier._requires_update = {p for p in members if p in self._expected}
             carrier.synchronize()
             carrier._synchronized = False
         self._forget()
@@ -129,14 +132,17 @@ class Reducer:
         _ending.pop(self._number, None)
 
     def _before_accumulation(self, parameter: torch.Tensor) -> Callable[..., Any]:
-        def weigh(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        def weigh(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor] | None:
             self._fired.add(parameter)
             self.is_done = False
             if self._number not in _ending:
                 _ending[self._number] = self
+                self._weight_now = self._weight()
                 torch.autograd.Variable._execution_engine.queue_callback(_end_backward)
-            weight = self._weight()
-            return tuple(_weighed(g, weight) for g in gradients)
+            gradient = gradients[0]
+            if gradient is None or (self._weight_now == 1.0 and not gradient.is_sparse):
+                return None
+            return (_weighed(gradient, self._weight_now),)
 
         return weigh
 
@@ -161,6 +167,9 @@ class Reducer:
         kinds = torch.tensor([self._kind(p) for p in self._params], dtype=torch.int32)
         agreed = self._exchange(kinds, _hvd.Max, "kinds").tolist()
         self._expected = {p for p, kind in zip(self._params, agreed, strict=True) if kind != _NONE}
+        for carrier in self._carriers:
+            # Horovod's word for those that synchronize() reduces even if they got no gradient here
+            carrier._requires_update = self._expected.intersection(carrier.param_groups[0]["params"])
         for parameter, kind in zip(self._params, agreed, strict=True):
             # Horovod itself puts dense zeros in, which stalls where others send indices and values.
             if kind == _SPARSE and parameter.grad is None:
@@ -216,9 +225,7 @@ def _accumulation_node(parameter: torch.Tensor) -> Any:
     return function.next_functions[0][0]
 
 
-def _weighed(gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-    if gradient is None:
-        return gradient
+def _weighed(gradient: torch.Tensor, weight: float) -> torch.Tensor:
     if gradient.is_sparse:
         gradient = gradient.coalesce()  # repeated indices would be sent one by one
     if weight == 1.0:

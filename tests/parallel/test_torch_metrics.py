@@ -116,6 +116,16 @@ def test_schedule_follows_the_loaders_batch() -> None:
     assert opt.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
+def test_d9_schedule_goes_on_at_the_same_part_of_training_with_another_batch() -> None:
+    opt = optimizer()
+    schedule = hvd.LRSchedule(opt, steps_per_epoch=10, decay="cosine", epochs=4)
+    rates(opt, schedule, 20)
+    half = hvd.LRSchedule(optimizer(), steps_per_epoch=5, decay="cosine", epochs=4)
+    half.load_state_dict(schedule.state_dict())
+    assert half.last_epoch == 10
+    assert half.get_last_lr() == pytest.approx(schedule.get_last_lr())
+
+
 def test_schedule_of_a_plain_optimizer() -> None:
     opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
     schedule = hvd.LRSchedule(opt, steps_per_epoch=2, decay="exponential", gamma=0.25)

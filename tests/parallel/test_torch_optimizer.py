@@ -93,7 +93,7 @@ def test_lbfgs_and_closures_equal_one_process() -> None:
                 loss.backward()
                 return loss
 
-            losses[which].append(float(make[which].step(closure)))
+            losses[which].append(make[which].step(closure).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)

@@ -19,11 +19,16 @@ import signal
 import sys
 import time
 
-# Started as a file without the user's site-packages: what is imported comes from the folder that this file lies in.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+# Every rank waits for this file: its neighbours are imported from its folder, and not the package around them.
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+TYPE_CHECKING = False
 
-from hvdkit.launch.rank_channel import Channel
-from hvdkit.launch.rank_streams import Stream, write_all
+if TYPE_CHECKING:
+    from hvdkit.launch.rank_channel import Channel
+    from hvdkit.launch.rank_streams import Stream, write_all
+else:
+    from rank_channel import Channel
+    from rank_streams import Stream, write_all
 
 TAIL_BYTES = 16_000
 FLUSH_S = 0.2  # an unfinished line (a prompt, a progress bar) waits this long for its end

@@ -23,9 +23,23 @@ class HostfileError(UsageError):
     """A host list cannot be read. Knows where: ``source`` (file or option), ``line`` and ``column`` from 1."""
 
     def __init__(
-        self, problem: str, *, source: str, line: int | None = None, column: int | None = None, text: str = "", fix: str = ""
+        self,
+        problem: str,
+        *,
+        source: str,
+        line: int | None = None,
+        column: int | None = None,
+        text: str = "",
+        fix: str = "",
     ) -> None:
-        self.problem, self.source, self.line, self.column, self.text, self.fix = problem, source, line, column, text, fix
+        self.problem, self.source, self.line, self.column, self.text, self.fix = (
+            problem,
+            source,
+            line,
+            column,
+            text,
+            fix,
+        )
         where = source
         if line is not None:
             where += f":{line}" + (f":{column}" if column is not None else "")

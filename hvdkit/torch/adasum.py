@@ -8,8 +8,26 @@ from typing import Any
 import horovod.torch as _hvd
 import torch
 
+from hvdkit.errors import UsageError
 from hvdkit.torch.batch import Batch
 from hvdkit.torch.reduction import Portable, ReduceOptions
+
+
+def check_adasum(options: ReduceOptions) -> None:
+    """Refuse ``op=Adasum`` where Horovod cannot do it.
+
+    Raises:
+        UsageError: the number of ranks is not a power of two, a process set was given, or Horovod runs without MPI.
+    """
+    if options.op != _hvd.Adasum or not options.active:
+        return
+    if _hvd.size() & (_hvd.size() - 1) or options.process_set.size() != _hvd.size():
+        raise UsageError(
+            f"op=Adasum was given for {options.process_set.size()} of {_hvd.size()} ranks; it works on all ranks of a "
+            "job whose number is a power of two. Use op=Average."
+        )
+    if not _hvd.mpi_enabled():
+        raise UsageError("op=Adasum was given, but this job runs on Gloo, which lacks it: start it with mpirun.")
 
 
 @torch.no_grad()

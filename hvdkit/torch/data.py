@@ -148,6 +148,7 @@ class DataLoader:
             self.position = position = self.plan.advance(position)
             set_current(self.batch)
             yield data
+        self.batch = None
         set_current(None)
 
     def _check_ranks(self) -> None:

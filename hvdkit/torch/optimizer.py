@@ -12,7 +12,7 @@ from horovod.torch.mpi_ops import global_process_set
 
 from hvdkit.arguments import whole
 from hvdkit.errors import UsageError
-from hvdkit.torch.adasum import adasum_step
+from hvdkit.torch.adasum import adasum_step, check_adasum
 from hvdkit.torch.collectives import broadcast_tensors
 from hvdkit.torch.distribution import Distribution
 from hvdkit.torch.initial_state import broadcast_model, broadcast_optimizer_state
@@ -70,6 +70,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     options = ReduceOptions(
         compression, passes, op, gradient_predivide_factor, groups or num_groups or None, sparse_as_dense, process_set
     )
+    check_adasum(options)
     part = Distribution(
         optimizer, named_parameters, model, options, whole("check_every", check_every), loader, weighted
     )

@@ -22,12 +22,14 @@ from typing import Any
 import horovod.torch as _hvd
 import torch
 from horovod.torch.mpi_ops import global_process_set
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hvdkit.torch.batch import Batch
 
 Named = Sequence[tuple[str, torch.Tensor]]
 _NONE, _DENSE, _SPARSE = 0, 1, 2
 _SENDABLE = (torch.float32, torch.float64, torch.float16)  # what Horovod can reduce as it is
+_owners = WeakTensorKeyDictionary()  # parameter -> the reducer that it belongs to: the newest one
 _ending: dict[int, Reducer] = {}  # by number: those that got gradients in the backward pass that is running
 
 
@@ -64,14 +66,18 @@ class Reducer:
         self._params: list[torch.Tensor] = []  # in the same order on every rank
         self._expected: set[torch.Tensor] = set()  # agreed: those that get a gradient in a pass
         self._fired: set[torch.Tensor] = set()  # those that got one since the last reduction
-        self._nodes: list[Any] = []  # keeps AccumulateGrad nodes, and with them the hooks, alive
+        self._nodes: dict[torch.Tensor, Any] = {}  # keeps AccumulateGrad nodes, and with them the hooks, alive
         self._passes = 0
         self._weight_now = 1.0  # of the backward pass that is running
         self._differing = torch.zeros(1)
         self.is_done = False  # True from the end of a reduction to the next gradient or step
 
     def add(self, named: Named) -> None:
-        """Take over parameters: from now on their gradients are reduced."""
+        """Take over parameters: from now on their gradients are reduced, here and by no earlier optimizer."""
+        for _, parameter in named:
+            if (owner := _owners.get(parameter)) is not None:  # type: ignore[no-untyped-call]
+                owner.release(parameter)
+            _owners[parameter] = self
         options = vars(self._options)
         if not all(p.dtype in _SENDABLE and p.is_contiguous() for _, p in named):
             options = options | {"compression": Portable(self._options.compression)}
@@ -86,7 +92,21 @@ class Reducer:
                 self.is_done = False
             node = _accumulation_node(parameter)
             node.register_prehook(self._before_accumulation(parameter))
-            self._nodes.append(node)
+            self._nodes[parameter] = node
+
+    def release(self, parameter: torch.Tensor) -> None:
+        """Leave a parameter to another optimizer. Its hooks go with the last reference to its node."""
+        self._params = [p for p in self._params if p is not parameter]
+        self._expected.discard(parameter)
+        self._fired.discard(parameter)
+        del self._nodes[parameter]
+        for carrier in self._carriers:
+            members = carrier.param_groups[0]["params"]
+            place = next((i for i, p in enumerate(members) if p is parameter), None)
+            if place is not None:
+                del members[place], carrier._grad_accs[place]
+                carrier._requires_update.discard(parameter)
+                carrier._handles.pop(parameter, None)
 
     def reduce(self) -> None:
         """Wait until every gradient is the average over ranks; all ranks get the same ones, bit for bit."""

@@ -355,6 +355,23 @@ def test_gradients_set_by_hand_are_reduced() -> None:
     assert weight.tolist() == pytest.approx([-(SIZE - 1) / 2 - RANK] * 2)
 
 
+def test_a_second_optimizer_for_the_same_model_takes_over() -> None:
+    models, count = [net(), net()], 3 * SIZE + 1
+    set_current(Batch([len(t) for t in torch.arange(count).tensor_split(SIZE)], RANK, count))
+    for which, cut in ((0, part), (1, lambda t: t)):
+        model = models[which]
+        for phase, params in enumerate([model.parameters(), model.parameters(), model[0].parameters()]):
+            optimizer: Any = torch.optim.SGD(params, lr=0.1)
+            if which == 0:
+                optimizer = hvd.DistributedOptimizer(optimizer, model=model)
+            for step in range(2):
+                x, y = (cut(t) for t in rows(count, step + phase))
+                model.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    close(*models)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing(reentrant: bool) -> None:
     models = [net(), net()]

@@ -87,14 +87,16 @@ class Cluster:
             daemon.kill()
             daemon.wait()
         for name in NAMES:
-            subprocess.run(["ip", "netns", "del", self.namespace(name)], capture_output=True, check=False)
+            subprocess.run(
+                [_find("ip") or "ip", "netns", "del", self.namespace(name)], capture_output=True, check=False
+            )
             shutil.rmtree(Path("/etc/netns") / self.namespace(name), ignore_errors=True)
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
+        subprocess.run([_find("ip") or "ip", "link", "del", self.bridge], capture_output=True, check=False)
 
     def pids(self, name: str) -> list[int]:
         """Every process on a host, sshd included."""
         listed = subprocess.run(
-            ["ip", "netns", "pids", self.namespace(name)], capture_output=True, text=True, check=False
+            [_find("ip") or "ip", "netns", "pids", self.namespace(name)], capture_output=True, text=True, check=False
         )
         return [int(word) for word in listed.stdout.split()]
 
@@ -112,7 +114,7 @@ class Cluster:
     def command(self, name: str, *words: str) -> list[str]:
         """``words`` as an argv that runs them on a host, under its name."""
         uts = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
-        return ["ip", "netns", "exec", self.namespace(name), *uts, *words]
+        return [_find("ip") or "ip", "netns", "exec", self.namespace(name), *uts, *words]
 
     @contextlib.contextmanager
     def unplugged(self, name: str) -> Iterator[None]:
@@ -178,7 +180,8 @@ def _install(package: str) -> bool:
     return False
 
 
-def _run(*words: str) -> None:
+def _run(program: str, *rest: str) -> None:
+    words = (_find(program) or program, *rest)
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")

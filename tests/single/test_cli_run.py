@@ -67,6 +67,11 @@ def test_ranks_run_on_this_machine(hvdkit: Hvdkit) -> None:
     assert sorted(done.stdout.split("\n")) == ["", f"0 {sys.executable}", f"1 {sys.executable}"]
 
 
+def test_the_two_dashes_may_be_left_out(hvdkit: Hvdkit) -> None:
+    done = hvdkit("-np", "1", "sh", "-c", "echo $0 $1", "-np", "3")
+    assert (done.returncode, done.stdout) == (0, "-np 3\n"), done.stderr
+
+
 def test_without_np_every_slot_is_used(hvdkit: Hvdkit) -> None:
     done = hvdkit("-H", "localhost:3", "--", "sh", "-c", "echo $HOSTS")
     assert done.stdout == "localhost slots=3\n" * 3

@@ -27,6 +27,8 @@ import os, signal, subprocess, sys, time
 size, kind, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 environs = [{**os.environ, "OMPI_COMM_WORLD_RANK": str(r)} for r in range(size)]
 ranks = [subprocess.Popen(command, env=environ, start_new_session=True) for environ in environs]
+if kind == "leaves":  # as mpirun leaves an ssh that waits for a host that is gone
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", command[-1]], start_new_session=True)
 if kind == "ignores":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -236,6 +238,21 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     run.process.send_signal(signal.SIGINT)
     code, _, _ = run.end()
     assert code == 130 and time.monotonic() - start < 8
+
+
+def test_what_the_launcher_leaves_behind_ends_with_the_job(tmp_path: Path) -> None:
+    code, out, _ = Run(tmp_path, "print('done')", size=1, kind="leaves").end()
+    assert code == 0 and out == "done\n"
+
+
+def test_a_rank_does_not_outlive_its_wrapper() -> None:
+    words = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(300)", "no-wrapper"]
+    wrapper = subprocess.Popen([sys.executable, "-I", "-S", WRAPPER, "--", *words], stdout=subprocess.PIPE)
+    assert wrapper.stdout is not None and wrapper.stdout.readline() == b"up\n"
+    (rank,) = psutil.Process(wrapper.pid).children()
+    wrapper.kill()
+    wrapper.communicate()
+    assert psutil.wait_procs([rank], timeout=10)[1] == []
 
 
 def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path) -> None:

@@ -189,6 +189,10 @@ def test_names_that_could_mean_something_to_a_shell(name: str) -> None:
         parse_host_option(f"{name}:2")
 
 
+def test_a_leading_minus_is_said_to_be_an_option_of_ssh() -> None:
+    assert "ssh would take it for an option" in (name_problem("-oProxyCommand=id") or "")
+
+
 def test_message_of_a_hostile_file_is_safe_for_a_terminal() -> None:
     with pytest.raises(HostfileError) as caught:
         parse_hostfile("n1 slots=\x1b[2J\x07\n")

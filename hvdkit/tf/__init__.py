@@ -22,7 +22,6 @@ from horovod.tensorflow import (  # noqa: E402
     ProcessSet,
     Product,
     Sum,
-    SyncBatchNormalization,
     add_process_set,
     allgather,
     allgather_object,
@@ -84,6 +83,7 @@ from horovod.tensorflow import (  # noqa: E402
 )
 
 from hvdkit.log import print_on_rank0  # noqa: E402
+from hvdkit.tf.batch_norm import SyncBatchNormalization  # noqa: E402
 from hvdkit.tf.collectives import broadcast_variables  # noqa: E402
 from hvdkit.tf.data import dataset  # noqa: E402
 from hvdkit.tf.metrics import reduce_metrics  # noqa: E402

@@ -73,7 +73,7 @@ class GradientReducer:
         present = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
         if not present:
             return list(grads)
-        names = tuple(f"{self.prefix}.{i}.{_variable_name(v)}" for i, (_, v) in enumerate(present))
+        names = tuple(f"{self.prefix}.{i}.{variable_name(v)}" for i, (_, v) in enumerate(present))
         groups = self._group_of(names, [v for _, v in present])
         given = [g for g, _ in present]
         reduced = iter(self._in_graph(given, names, groups))
@@ -152,6 +152,12 @@ def make_reducer(kind: str, **settings: Any) -> GradientReducer:
     return GradientReducer(f"hvdkit.{kind}{next(_numbers)}", **settings)
 
 
+def reduce_mean(tensor: Any, share: Any, name: str) -> Any:
+    """The mean of a dense tensor over all ranks, this rank's weighted by ``share``."""
+    unique = _unique_in_graph((name,))[0]
+    return horovod.allreduce(_weigh(tensor, share), op=horovod.Average, name=unique, ignore_name_scope=True)
+
+
 def predivide_needs_average(factor: float, op: Any) -> bool:
     """Whether a ``gradient_predivide_factor`` was given that ``op`` cannot use."""
     return bool(factor != 1.0 and op != horovod.Average)
@@ -171,6 +177,13 @@ def _each_row_once(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     rows, place = tf.unique(grad.indices)
     values = tf.math.unsorted_segment_sum(grad.values, place, tf.shape(rows)[0])
     return tf.IndexedSlices(values, rows, dense_shape=grad.dense_shape)
+
+
+def gradient_kind(grad: Any) -> str:
+    """What ranks must agree on about a gradient before they exchange it."""
+    if grad is None:
+        return "without gradient"
+    return "sparse gradient" if isinstance(grad, tf.IndexedSlices) else "dense gradient"
 
 
 def _weigh(grad: Any, share: Any) -> Any:
@@ -194,7 +207,7 @@ def broadcast_variables(
     plain = [as_tf_variable(v) for v in variables]
     if not plain or not process_set.included():
         return None
-    names = tuple(f"hvdkit.broadcast.{i}.{_variable_name(v)}" for i, v in enumerate(plain))
+    names = tuple(f"hvdkit.broadcast.{i}.{variable_name(v)}" for i, v in enumerate(plain))
     values = [v.read_value() for v in plain]
     if tf.executing_eagerly():
         key = (root_rank, process_set.process_set_id, names)
@@ -231,7 +244,8 @@ def plain_name(variable: Any) -> str:
     return re.sub(r"_\d+(?=[/_]|$)", "", str(name).split(":")[0])
 
 
-def _variable_name(variable: Any) -> str:
+def variable_name(variable: Any) -> str:
+    """A name for collectives on ``variable``."""
     # Horovod drops what stands before the last slash.
     return re.sub(r"[^A-Za-z0-9_.]", ".", plain_name(variable))
 

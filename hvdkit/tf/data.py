@@ -15,6 +15,7 @@ from tensorflow.python.framework import ops
 from hvdkit.arguments import whole
 from hvdkit.errors import UsageError
 from hvdkit.sharding import ShardPlan
+from hvdkit.tf.arrays import as_array, common_length
 from hvdkit.tf.collectives import batch_share
 from hvdkit.tf.iterator import NotingIterator, positions
 from hvdkit.tf.runtime import world
@@ -60,9 +61,9 @@ def dataset(
         UsageError: arrays of different lengths, bad batch, seed or tail.
     """
     parts = tuple(part for part in (x, y, sample_weight) if part is not None)
-    arrays = tf.nest.map_structure(_as_array, parts)
+    arrays = tf.nest.map_structure(as_array, parts)
     plan = ShardPlan(
-        length=_common_length(arrays),
+        length=common_length(arrays),
         size=world().size,
         rank=world().rank,
         global_batch=global_batch,  # type: ignore[arg-type]
@@ -277,29 +278,3 @@ _CHANGES_BATCHES = (
 for _name in _CHANGES_BATCHES.split():
     if hasattr(tf.data.Dataset, _name):
         setattr(ShardedDataset, _name, _refusing(_name))
-
-
-def _as_array(value: Any) -> Any:
-    """``value`` with numpy's indexing, not copied if it has it already (memory-mapped arrays stay on disk)."""
-    return value if isinstance(value, np.ndarray) else np.asarray(value)
-
-
-def _common_length(arrays: Any) -> int:
-    lengths = [(path, a.shape[0] if a.ndim else None) for path, a in _flat(arrays)]
-    for path, length in lengths:
-        if length is None:
-            raise UsageError(f"{path} is a single number; an array with samples along axis 0 was expected.")
-        if length != lengths[0][1]:
-            raise UsageError(
-                f"{lengths[0][0]} has {lengths[0][1]} samples and {path} has {length}; all need the same number."
-            )
-    return int(lengths[0][1] or 0)
-
-
-def _flat(arrays: Any) -> list[tuple[str, Any]]:
-    names = ("x", "y", "sample_weight")
-    flat = []
-    for name, part in zip(names, arrays, strict=False):
-        leaves = tf.nest.flatten(part)
-        flat += [(name if len(leaves) == 1 else f"{name}[{i}]", leaf) for i, leaf in enumerate(leaves)]
-    return flat

@@ -19,7 +19,7 @@ from hvdkit.log import get_logger
 from hvdkit.schedule import Scaling, Schedule
 from hvdkit.tf.collectives import GradientReducer, batch_share, broadcast_variables, identity
 from hvdkit.tf.data import active_dataset
-from hvdkit.tf.sync import check_signature, exchange, tensors_of
+from hvdkit.tf.sync import check_settings, check_signature, gradient_signature
 
 _log = get_logger("hvdkit.tf")
 
@@ -58,8 +58,7 @@ def start(optimizer: Any, hvd: Distribution, grads: Sequence[Any], variables: Se
     if process_set.process_set_id == 0 and process_set.size() > 1:
         shared = [(g, v) for g, v in zip(grads, variables, strict=True) if not hvd.is_local(v)]
         _check_settings(optimizer)
-        signatures = [t.signature for t in tensors_of([v for _, v in shared])]
-        check_signature([(*s, _gradient_kind(g)) for s, (g, _) in zip(signatures, shared, strict=True)])
+        check_signature(gradient_signature([g for g, _ in shared], [v for _, v in shared]))
         prove_reduction(hvd.reducer)
         owned = [v for _, v in shared if identity(v) not in hvd.kept_variables]
         broadcast_state(owned, optimizer, root_rank=0)
@@ -135,12 +134,6 @@ def announce(optimizer: Any, schedule: Schedule | None = None) -> None:
         _log.info("%s", hvd.scaling.describe(hvd.base_lr) if schedule is None else schedule.describe(hvd.base_lr))
 
 
-def _gradient_kind(grad: Any) -> str:
-    if grad is None:
-        return "without gradient"
-    return "sparse gradient" if isinstance(grad, tf.IndexedSlices) else "dense gradient"
-
-
 def _check_settings(optimizer: Any) -> None:
     """Settings that must be equal before tensors are: the first that differs is shown with each rank's value."""
     data = active_dataset()
@@ -152,9 +145,4 @@ def _check_settings(optimizer: Any) -> None:
         "learning rate": float(rate.numpy()) if isinstance(rate, keras.Variable) else "schedule",
         "data": None if data is None else data.plan.state(),
     }
-    everywhere = exchange(settings)
-    for name in settings:
-        values = [repr(other[name]) for other in everywhere]
-        if len(set(values)) > 1:
-            by_rank = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-            raise OutOfSyncError(f"{name} differs between ranks: {by_rank}. Start one script with the same settings.")
+    check_settings(settings)

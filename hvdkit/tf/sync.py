@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.errors import HvdkitError, OutOfSyncError, UsageError
-from hvdkit.tf.collectives import plain_name
+from hvdkit.tf.collectives import gradient_kind, plain_name
 from hvdkit.tf.runtime import world
 
 T = TypeVar("T")
@@ -89,6 +89,27 @@ def check_signature(mine: Sequence[tuple[Any, ...]], subject: str = "tensor") ->
             raise OutOfSyncError(
                 f"{subject} {i} differs between ranks: {_by_rank(entries, _describe)}. {_FIX_SIGNATURE}"
             )
+
+
+def check_settings(mine: dict[str, Any]) -> None:
+    """Compare named settings before tensors are compared.
+
+    Raises:
+        OutOfSyncError: the first that differs, with each rank's value.
+    """
+    everywhere = exchange({name: repr(value) for name, value in mine.items()})
+    for name in mine:
+        values = [other.get(name, "nothing") for other in everywhere]
+        if len(set(values)) > 1:
+            raise OutOfSyncError(
+                f"{name} differs between ranks: {_by_rank(values, str)}. Start one script with the same settings."
+            )
+
+
+def gradient_signature(grads: Sequence[Any], variables: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """What ranks are about to reduce: name, shape and dtype of each variable, and the kind of its gradient."""
+    signatures = [t.signature for t in tensors_of(list(variables))]
+    return [(*s, gradient_kind(g)) for s, g in zip(signatures, grads, strict=True)]
 
 
 _FIX_SIGNATURE = (

@@ -12,8 +12,11 @@ import tensorflow as tf
 
 from hvdkit.errors import UsageError
 from hvdkit.tf.collectives import GradientReducer, identity, predivide_needs_average, times
+from hvdkit.tf.data import active_dataset
+from hvdkit.tf.sync import check_settings, check_signature, gradient_signature
 
 # A tape is made anew for each step, its collectives must not be: equal settings share a reducer.
+_checked: set[tuple[Any, ...]] = set()
 _reducers: dict[tuple[Any, ...], GradientReducer] = {}
 
 
@@ -73,6 +76,7 @@ class _ReducingTape:
         grads = super().gradient(target, sources, output_gradients, **others)  # type: ignore[misc]
         flat, variables = _flat(sources, grads), tf.nest.flatten(sources)
         shared = [i for i, v in enumerate(variables) if identity(v) not in self._local_sources]
+        _check_once(self._reducer, [flat[i] for i in shared], [variables[i] for i in shared])
         size = self._reducer.process_set.size() if self._scale_local else 1
         reduced = [times(g, 1.0 / size) for g in flat]
         for i, grad in zip(
@@ -92,6 +96,19 @@ class _ReducingTape:
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
         local = [pair for pair in pairs if identity(pair[0]) in self._local_sources]
         return local, [pair for pair in pairs if identity(pair[0]) not in self._local_sources]
+
+
+def _check_once(reducer: GradientReducer, grads: list[Any], variables: list[Any]) -> None:
+    """Before these gradients are reduced for the first time: ranks must have the same ones, and the same data."""
+    if reducer.process_set.process_set_id != 0 or reducer.process_set.size() == 1:
+        return
+    signature = gradient_signature(grads, variables)
+    if tuple(signature) not in _checked:
+        data = active_dataset()
+        with tf.init_scope():
+            check_settings({"TensorFlow": tf.__version__, "data": None if data is None else data.plan.state()})
+            check_signature(signature)
+        _checked.add(tuple(signature))
 
 
 def _flat(sources: Any, grads: Any) -> list[Any]:

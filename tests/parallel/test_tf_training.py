@@ -302,6 +302,37 @@ def test_partial_tape_leaves_local_layers() -> None:
     assert float(mean[0, 0]) == pytest.approx((hvd.size() + 1) / 2)
 
 
+def test_sync_batch_normalization_equals_one_process() -> None:
+    from hvdkit.tf import SyncBatchNormalization
+
+    def build(kind: Any) -> Any:
+        model = keras.Sequential([keras.Input((4,)), kind(), keras.layers.Dense(1)])
+        rng = np.random.default_rng(2)
+        model.set_weights([1 + 0.1 * rng.normal(size=w.shape) for w in model.get_weights()])
+        return model
+
+    plain, synced = build(keras.layers.BatchNormalization), build(SyncBatchNormalization)
+    plain.compile(keras.optimizers.SGD(0.1), "mse")
+    synced.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x = 100 + X  # the mean is large beside the deviation
+    plain.fit(x, Y, batch_size=10, shuffle=False, epochs=2, verbose=0)
+    synced.fit(hvd.dataset(x, Y, global_batch=10, shuffle=False), epochs=2, verbose=0)
+    for a, b in zip(synced.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+    with pytest.raises(UsageError, match="fused"):
+        SyncBatchNormalization(fused=True)
+
+
+def test_f3_tapes_compare_first() -> None:
+    if hvd.size() == 1:
+        return
+    v = tf.Variable(tf.zeros(3 + (hvd.rank() == 0)), name="other")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(v)
+    with pytest.raises(OutOfSyncError, match=r"rank 0: weight other \(4,\)"):
+        DistributedGradientTape(tape).gradient(loss, [v])
+
+
 def test_lr_schedule_shares_the_factors() -> None:
     schedule = hvd.LRSchedule(0.1, data(), lr_scale="linear", base_batch=1, warmup_epochs=1, decay="cosine", epochs=4)
     steps = np.arange(4 * len(data()))

@@ -12,9 +12,8 @@ from hvdkit.errors import UsageError
 from hvdkit.log import get_logger
 from hvdkit.schedule import momentum_correction as momentum_factor
 from hvdkit.tf.collectives import identity
-from hvdkit.tf.data import active_dataset
 from hvdkit.tf.keras import averaging
-from hvdkit.tf.keras.running import Checkpoint, DriftCheck, Rank0Progress, Rates, standard
+from hvdkit.tf.keras.running import Checkpoint, DriftCheck, Rank0Progress, Rates, build_from_data, standard
 from hvdkit.tf.optimizer import Reducing
 from hvdkit.tf.start import broadcast_state
 
@@ -66,11 +65,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Build what is not built yet, from the types of the data, then broadcast."""
         if self.broadcast_done:
             return
-        data = active_dataset()
-        if not self.model.built and data is not None:
-            spec = data.element_spec[0] if isinstance(data.element_spec, tuple) else data.element_spec
-            self.model(keras.tree.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), spec))
-        if self.model.built:
+        if build_from_data(self.model):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

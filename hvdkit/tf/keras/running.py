@@ -52,6 +52,15 @@ def standard(
     return [*listed, DriftCheck(check_every), Rank0Progress()]
 
 
+def build_from_data(model: Any) -> bool:
+    """Build a model that has no Input from the types of the ``hvd.dataset`` in use; False if there is none."""
+    data = active_dataset()
+    if not model.built and data is not None:
+        spec = data.element_spec[0] if isinstance(data.element_spec, tuple) else data.element_spec
+        model(keras.tree.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), spec))
+    return bool(model.built)
+
+
 class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves a :class:`TrainingState` as epochs end, and goes on from the newest good one as ``fit`` begins."""
 
@@ -63,7 +72,7 @@ class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore, and tell Keras in which epoch to begin."""
-        if not self.model.built:
+        if not build_from_data(self.model):
             raise UsageError("the model is not built, so nothing can be restored; give it an Input, or call it once.")
         data = active_dataset()
         self.state = TrainingState(self.folder, model=self.model, loader=data, keep=self.keep)

@@ -174,6 +174,19 @@ def test_e7_two_epochs_and_three_equal_five(shared: Path) -> None:
     hvd.check_in_sync(resumed)
 
 
+def test_the_sketch_of_the_design_with_an_unbuilt_model(shared: Path) -> None:
+    world = hvd.init()
+    assert (world.rank, world.size, world.is_main) == (hvd.rank(), hvd.size(), hvd.rank() == 0)
+    model = keras.Sequential([keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), lr_scale="linear", base_batch=8), "mse")
+    standard = hvd.callbacks.standard(shared / "checkpoints", warmup_epochs=1)
+    history = model.fit(hvd.dataset(X, Y, batch_per_rank=8, seed=1), epochs=3, callbacks=standard)
+    assert len(history.history["loss"]) == 3
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.01 * hvd.size())
+    hvd.check_in_sync(model)
+    assert horovod.broadcast_object(sorted(p.suffix for p in (shared / "checkpoints").iterdir()), 0).count(".ckpt") == 3
+
+
 def loop(model: Any, run: Any, batches: Any, stop: int = 10**9) -> int:
     done = 0
     for x, y in batches:

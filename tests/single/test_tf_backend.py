@@ -23,7 +23,7 @@ def test_another_keras_backend_is_refused(module: str) -> None:
     )
 
 
-def test_backend_module_imports_no_framework() -> None:
+def test_abort_imports_no_framework() -> None:
     code = (
         "import sys, hvdkit.abort; assert not {'tensorflow', 'keras', 'torch', 'horovod', 'mpi4py'} & set(sys.modules)"
     )

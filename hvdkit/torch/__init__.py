@@ -1,8 +1,7 @@
 """hvdkit for PyTorch: every name of ``horovod.torch``, and what makes N processes equal to one.
 
 A script moves over by changing ``import horovod.torch as hvd`` to ``import hvdkit.torch as hvd``. Names that are right
-in Horovod are Horovod's own objects; ``init``, ``DistributedOptimizer``, ``broadcast_parameters`` and
-``broadcast_optimizer_state`` keep their signatures and are put right.
+in Horovod are Horovod's own objects; those in ``FIXED_NAMES`` keep their signatures and are put right.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from hvdkit.torch.optimizer import DistributedOptimizer
 from hvdkit.torch.runtime import init, world
 from hvdkit.torch.schedule import LRSchedule
 from hvdkit.torch.sync import check_in_sync
+from hvdkit.torch.sync_norm import SyncBatchNorm
 from hvdkit.torch.training_state import TrainingState
 from hvdkit.world import World
 
@@ -28,6 +28,7 @@ from hvdkit.world import World
 FIXED_NAMES = {
     "init": "checks the size, names the device and lets a failing rank end the job",
     "DistributedOptimizer": "keeps the optimizer's state and counts gradients by samples",
+    "SyncBatchNorm": "works on the CPU too, and counts every sample once",
     "broadcast_parameters": "finds ranks that differ before it sends, and sends every dtype and layout",
     "broadcast_optimizer_state": "creates missing state without a step, for every optimizer",
 }
@@ -36,6 +37,7 @@ __all__ = [
     "DataLoader",
     "DistributedOptimizer",
     "LRSchedule",
+    "SyncBatchNorm",
     "TrainingState",
     "World",
     "average_buffers",

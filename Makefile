@@ -62,7 +62,7 @@ $(DONE)/package: $(DONE)/venv setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(DONE)/horovod-$(FRAMEWORKS): $(DONE)/package $(DONE)/frameworks-$(FRAMEWORKS) $(DONE)/mpi $(wildcard hvdkit/horovod_build/*.py)
-	@$(BIN)/hvdkit install-horovod --with $(FRAMEWORKS)
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/hvdkit install-horovod --with $(FRAMEWORKS)
 	@touch $@
 
 setup: $(DONE)/horovod-$(FRAMEWORKS)

@@ -108,7 +108,7 @@ def test_f1_a_rank_that_dies_ends_the_job(
         "--launcher-path", str(launcher), "-H", "n1:2,n2:1", "--", "python", str(script), how, timeout_s=60
     )
     assert done.returncode == code, done.stdout + done.stderr
-    assert "hvdkit: rank 2 on n2" in done.stderr and "2 others followed" in done.stderr
+    assert "hvdkit: rank 2 on n2" in done.stderr
     left = subprocess.run(["pgrep", "-f", str(script)], capture_output=True, text=True, check=False).stdout
     assert left == "", "a rank outlived its job"
 

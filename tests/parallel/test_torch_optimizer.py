@@ -14,11 +14,18 @@ import torch.nn.functional as F
 
 import hvdkit.torch as hvd
 from hvdkit.errors import OutOfSyncError, UsageError
+from hvdkit.torch.batch import set_current
 
 WORLD = hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
 ROWS = 12 * SIZE  # per step, the same number for every rank
 several = pytest.mark.skipif(SIZE == 1, reason="one process has nothing to reduce")
+
+
+@pytest.fixture(autouse=True)
+def _no_batch() -> None:
+    """A loop that another test left by ``break`` has its batch still at hand."""
+    set_current(None)
 
 
 def net(seed: int = 0) -> torch.nn.Sequential:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from hvdkit.errors import OutOfSyncError, UsageError
 from hvdkit.log import get_logger
 from hvdkit.schedule import Scaling, Schedule
-from hvdkit.tf.collectives import GradientReducer, batch_share, broadcast_variables, identity
+from hvdkit.tf.collectives import GradientReducer, as_tf_variable, batch_share, broadcast_variables, identity
 from hvdkit.tf.data import active_dataset
 from hvdkit.tf.sync import check_settings, check_signature, gradient_signature
 
@@ -39,6 +39,7 @@ class Distribution:
     scale_local_gradients: bool = True
     local_variables: set[int] = field(default_factory=set)
     kept_variables: set[int] = field(default_factory=set)  # reduced, but not broadcast
+    checked: bool = False
     started: bool = False
     scaling: Scaling | None = None
     base_lr: float | None = None
@@ -50,19 +51,33 @@ class Distribution:
 
 
 def start(optimizer: Any, hvd: Distribution, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Check, scale, prove, broadcast. Collective; ``grads`` may be those of a graph under construction."""
-    scale_learning_rate(optimizer)
-    announce(optimizer)
+    """Check, scale, prove, broadcast. Collective; ``grads`` may be those of a graph under construction.
+
+    A model that is built in that graph has no values yet. TensorFlow then gives it some and traces the function again,
+    and that trace runs. What needs values waits for it; what makes variables is allowed in the first trace only.
+    """
     process_set = hvd.reducer.process_set
     # Ranks outside the set take no part, so what follows is only for the set of all ranks.
-    if process_set.process_set_id == 0 and process_set.size() > 1:
-        shared = [(g, v) for g, v in zip(grads, variables, strict=True) if not hvd.is_local(v)]
-        _check_settings(optimizer)
-        check_signature(gradient_signature([g for g, _ in shared], [v for _, v in shared]))
-        prove_reduction(hvd.reducer)
+    is_shared = process_set.process_set_id == 0 and process_set.size() > 1
+    shared = [(g, v) for g, v in zip(grads, variables, strict=True) if not hvd.is_local(v)]
+    if not hvd.checked:
+        scale_learning_rate(optimizer)
+        announce(optimizer)
+        if is_shared:
+            _check_settings(optimizer)
+            check_signature(gradient_signature([g for g, _ in shared], [v for _, v in shared]))
+            prove_reduction(hvd.reducer)
+        hvd.checked = True
+    if not all(_has_value(v) for v in variables):
+        return
+    if is_shared:
         owned = [v for _, v in shared if identity(v) not in hvd.kept_variables]
         broadcast_state(owned, optimizer, root_rank=0)
     hvd.started = True
+
+
+def _has_value(variable: Any) -> bool:
+    return bool(as_tf_variable(variable).is_initialized())
 
 
 def broadcast_state(variables: Sequence[Any], optimizer: Any, root_rank: int) -> None:

@@ -13,7 +13,15 @@ from hvdkit.log import get_logger
 from hvdkit.schedule import momentum_correction as momentum_factor
 from hvdkit.tf.collectives import identity
 from hvdkit.tf.keras import averaging
-from hvdkit.tf.keras.running import Checkpoint, DriftCheck, Rank0Progress, Rates, build_from_data, standard
+from hvdkit.tf.keras.running import (
+    Checkpoint,
+    DriftCheck,
+    Rank0Progress,
+    Rates,
+    before_first_step,
+    build_from_data,
+    standard,
+)
 from hvdkit.tf.optimizer import Reducing
 from hvdkit.tf.start import broadcast_state
 
@@ -67,6 +75,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             return
         if build_from_data(self.model):
             self._broadcast()
+        else:
+            before_first_step(self.model, self._broadcast)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """For a model that could not be built before it saw data."""

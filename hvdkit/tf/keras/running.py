@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -52,13 +53,33 @@ def standard(
     return [*listed, DriftCheck(check_every), Rank0Progress()]
 
 
-def build_from_data(model: Any) -> bool:
-    """Build a model that has no Input from the types of the ``hvd.dataset`` in use; False if there is none."""
-    data = active_dataset()
-    if not model.built and data is not None:
-        spec = data.element_spec[0] if isinstance(data.element_spec, tuple) else data.element_spec
+def build_from_data(model: Any, data: Any = None) -> bool:
+    """Build a model that has no Input from the types of ``data``: the ``hvd.dataset`` in use, or fit's own iterator.
+
+    False if nobody tells the types.
+    """
+    spec = getattr(active_dataset() if data is None else data, "element_spec", None)
+    if not model.built and spec is not None:
+        spec = spec[0] if isinstance(spec, tuple) else spec
         model(keras.tree.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), spec))
     return bool(model.built)
+
+
+def before_first_step(model: Any, action: Callable[[], None]) -> None:
+    """Once ``fit`` knows its data: build ``model`` by their types and, if that succeeds, call ``action``.
+
+    The types of data that did not come from ``hvd.dataset`` show when fit hands its iterator to the training function.
+    """
+    step = model.train_function
+
+    def first_step(iterator: Any) -> Any:
+        model.train_function = step
+        if build_from_data(model, iterator):
+            action()
+        return step(iterator)
+
+    if step is not None:
+        model.train_function = first_step
 
 
 class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]

@@ -87,6 +87,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             )
         axis.set(title=f"{title}, {rows[0]['ranks']} ranks", xlabel="epoch")
         axis.grid(alpha=0.3)
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_yscale("log")
     axes[1].axhline(LEAST_ACCURACY, color="grey", lw=0.8)
     axes[1].set_ylim(0.8, 1.0)

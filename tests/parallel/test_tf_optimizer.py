@@ -263,25 +263,36 @@ def _nothing() -> Any:
     return contextlib.nullcontext()
 
 
+def trained(optimizer: object) -> keras.Model:
+    """A model after one update, on data that differ by rank."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer, keras.losses.MeanSquaredError())
+    model.train_on_batch(np.ones((4, 2)) * (hvd.rank() + 1), np.zeros((4, 1)))
+    return model
+
+
 @pytest.mark.parametrize("name", ["model.keras", "model.h5"])
 def test_saved_models_open_in_plain_keras_and_back(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / f"{hvd.rank()}-{name}")
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), keras.losses.MeanSquaredError())
-    x, y = np.ones((4, 2)) * (hvd.rank() + 1), np.zeros((4, 1))
-    model.train_on_batch(x, y)
+    trained(keras.optimizers.Adam(0.1)).save(path)
+    kept_by_keras = len(keras.models.load_model(path).optimizer.variables)
+    assert kept_by_keras == 6 or name == "model.h5"  # Keras 3.15 itself leaves the slots out of .h5 files
+    model = trained(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
     model.save(path)
     plain = keras.models.load_model(path)
     assert type(plain.optimizer) is keras.optimizers.Adam and int(plain.optimizer.iterations) == 1
     saved = {v.path: v.numpy() for v in plain.optimizer.variables}
-    assert len(saved) >= 5  # counter, and two slots for each of two weights
+    assert len(saved) == kept_by_keras
     for v in model.optimizer.variables:
         np.testing.assert_array_equal(saved.get(v.path, v.numpy()), v.numpy())
     plain.save(path)
     again = hvd.load_model(path)
-    for one in (again, model):
-        one.train_on_batch(x, y)
-    np.testing.assert_allclose(again.get_weights()[0], model.get_weights()[0], rtol=1e-6)
+    for ours, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    if len(saved) == 6:
+        for one in (again, model):
+            one.train_on_batch(np.ones((4, 2)) * (hvd.rank() + 1), np.zeros((4, 1)))
+        np.testing.assert_allclose(again.get_weights()[0], model.get_weights()[0], rtol=1e-6)
     hvd.check_in_sync(again)
 
 

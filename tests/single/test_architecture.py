@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,29 @@ def lines_of_code(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of the body. The signature does not count: Horovod's has up to twenty arguments, and hvdkit keeps it."""
     body = node.body[1:] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body
     return (node.end_lineno or 0) - body[0].lineno + 1
+
+
+def literal(path: Path, name: str) -> Any:
+    """The value that a module gives to ``name`` at its top, read without importing the module."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{path} gives no value to {name}")
+
+
+def test_both_adapters_add_the_same_names() -> None:
+    torch_init = PACKAGE / "torch" / "__init__.py"
+    ours = set(literal(torch_init, "__all__"))
+    ours -= {*literal(torch_init, "FIXED_NAMES"), *literal(torch_init, "ONLY_TORCH")}
+    renamed = {"DataLoader": "dataset"}
+    assert {renamed.get(name, name) for name in ours} == set(literal(PACKAGE / "tf" / "__init__.py", "HVDKIT_NAMES"))
+
+
+def test_both_adapters_have_the_same_rooms() -> None:
+    shared = {"__init__", "collectives", "data", "metrics", "optimizer", "random_state", "runtime", "schedule"}
+    shared |= {"sync", "training_state"}
+    for part in ("torch", "tf"):
+        assert shared <= {path.stem for path in (PACKAGE / part).glob("*.py")}
 
 
 def test_no_shell_and_no_pickle() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -61,6 +62,36 @@ def hvdkit_run() -> Any:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def python(clean_environ: Callable[..., dict[str, str]]) -> Callable[..., str]:
+    """A function that runs this interpreter with words, which must succeed, and returns its standard output."""
+
+    def run(*words: str, cwd: Path = ROOT) -> str:
+        command = [sys.executable, *words]
+        done = subprocess.run(
+            command, cwd=cwd, env=clean_environ(), capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def readme_diff() -> Callable[[str], tuple[str, str]]:
+    """A function: the script before and after, from the README's diff behind a mark."""
+
+    def both_sides(mark: str) -> tuple[str, str]:
+        found = re.search(rf"<!-- {mark} -->\n```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        assert found, f"the README has no diff behind {mark}"
+        lines = found[1].splitlines()
+        before = "\n".join(line[1:] for line in lines if not line.startswith("+"))
+        after = "\n".join(line[1:] for line in lines if not line.startswith("-"))
+        return before + "\n", after + "\n"
+
+    return both_sides
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 
 PYTHON ?= python3
 FRAMEWORKS ?= torch,tensorflow
@@ -19,14 +20,31 @@ VENV ?= .venv
 TENSORFLOW ?= tensorflow-cpu
 NP ?= 2
 
+ifneq ($(words $(VENV)),1)
+$(error VENV=$(VENV) was given; one folder name without blanks was expected)
+endif
 BIN := $(VENV)/bin
 DONE := $(VENV)/.done
 comma := ,
-WANTED := $(subst $(comma), ,$(FRAMEWORKS))
+empty :=
+blank := $(empty) $(empty)
+GIVEN := $(subst $(comma), ,$(FRAMEWORKS))
+WANTED := $(strip $(firstword $(filter torch,$(GIVEN))) $(firstword $(filter tensorflow,$(GIVEN))))
 PACKAGES := $(if $(filter torch,$(WANTED)),torch) $(if $(filter tensorflow,$(WANTED)),$(TENSORFLOW))
-UNKNOWN := $(filter-out torch tensorflow,$(WANTED))
-ifneq ($(UNKNOWN),)
-$(error FRAMEWORKS=$(FRAMEWORKS) names $(UNKNOWN); expected torch, tensorflow or torch,tensorflow)
+UNKNOWN := $(filter-out torch tensorflow,$(GIVEN))
+ifneq ($(UNKNOWN)$(if $(WANTED),,none),)
+$(error FRAMEWORKS=$(FRAMEWORKS) was given; expected torch, tensorflow or torch,tensorflow)
+endif
+override FRAMEWORKS := $(subst $(blank),$(comma),$(WANTED))
+# A virtual environment keeps the Python that it was made with.
+ifneq ($(filter command environment,$(firstword $(origin PYTHON))),)
+ifneq ($(wildcard $(BIN)/python),)
+VERSION_OF = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(call VERSION_OF,$(PYTHON)),$(call VERSION_OF,$(BIN)/python))
+$(error $(VENV) has Python $(call VERSION_OF,$(BIN)/python), but PYTHON=$(PYTHON) is $(or $(call VERSION_OF,$(PYTHON)),not there): \
+run `make clean` first, or keep both with another folder, such as VENV=.venv-other)
+endif
+endif
 endif
 # Tests of a framework that was not asked for are not collected.
 IGNORE := $(if $(filter torch,$(WANTED)),,--ignore-glob='*/test_torch_*') $(if $(filter tensorflow,$(WANTED)),,--ignore-glob='*/test_tf_*')
@@ -63,7 +81,7 @@ $(DONE)/package: $(DONE)/venv setup.cfg pyproject.toml constraints.txt
 
 $(DONE)/horovod-$(FRAMEWORKS): $(DONE)/package $(DONE)/frameworks-$(FRAMEWORKS) $(DONE)/mpi $(wildcard hvdkit/horovod_build/*.py)
 	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/hvdkit install-horovod --with $(FRAMEWORKS)
-	@touch $@
+	@rm -f $(DONE)/horovod-* && touch $@
 
 setup: $(DONE)/horovod-$(FRAMEWORKS)
 
@@ -78,7 +96,7 @@ test-single: setup
 test-parallel: setup
 	@for framework in $(subst tensorflow,tf,$(WANTED)); do \
 	  echo "== tests/parallel, $$framework, $(NP) ranks"; \
-	  $(BIN)/hvdkit run -np $(NP) -- python -m pytest -q tests/parallel/test_$${framework}_*.py; \
+	  OMP_NUM_THREADS=1 $(BIN)/hvdkit run -np $(NP) -- python -m pytest -q tests/parallel/test_$${framework}_*.py; \
 	done
 
 test-cluster: setup

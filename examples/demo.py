@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +23,8 @@ SCRIPTS = {"torch": "examples/torch/digits.py", "tensorflow": "examples/tf/digit
 NAMES = {"torch": "PyTorch", "tensorflow": "Keras"}
 LAUNCHERS = ("mpirun", "horovodrun")
 LEAST_ACCURACY = 0.95
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+# One thread per rank: the ranks share the cores. And without TensorFlow's start-up messages.
+SETTINGS = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 def main() -> None:
@@ -56,7 +59,7 @@ def run(framework: str, launcher: str, ranks: int, output: Path) -> dict[str, An
         command[-2:] = ["-H", f"localhost:{ranks}"]
     command += ["--launcher", launcher, "--", "python", SCRIPTS[framework], "--report", str(report)]
     start = time.perf_counter()
-    code = subprocess.run(command, cwd=ROOT, env={**QUIET, **os.environ}).returncode
+    code = call(command)
     row: dict[str, Any] = {"framework": NAMES[framework], "launcher": launcher, "ranks": ranks}
     row["total_seconds"] = time.perf_counter() - start
     if code != 0 or not report.exists():
@@ -66,6 +69,23 @@ def run(framework: str, launcher: str, ranks: int, output: Path) -> dict[str, An
     # The example compares the weights of all ranks before it writes its report, and fails where they differ.
     row.update(weights_equal=True, accuracy=measured["history"][-1]["accuracy"], **measured)
     return row
+
+
+def call(command: list[str]) -> int:
+    """The command's exit code. An interrupt or a polite end goes to the job first, which ends its ranks."""
+    job = subprocess.Popen(command, cwd=ROOT, env={**SETTINGS, **os.environ}, start_new_session=True)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        job.send_signal(number)
+        job.wait()
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return job.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

@@ -65,6 +65,10 @@ class BuildError(HvdkitError):
     """Horovod could not be built, installed or proven to work."""
 
 
+class NotInstalledError(BuildError, ImportError):
+    """Something that is needed is not installed (also an ``ImportError``)."""
+
+
 class WorldError(HvdkitError):
     """The processes that run are not the job that the launcher declared."""
 

@@ -37,7 +37,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = hvd.DataLoader(TensorDataset(x_train, y_train), batch_per_rank=32, seed=1)
 test_loader = hvd.DataLoader(TensorDataset(x_test, y_test), batch_per_rank=128, train=False)
 optimizer = hvd.DistributedOptimizer(optimizer, model=model, loader=loader, lr_scale="linear", base_batch=32)
-schedule = hvd.LRSchedule(optimizer, loader, warmup_epochs=2, decay="cosine", epochs=args.epochs)
+schedule = hvd.LRSchedule(optimizer, loader, warmup_epochs=min(2, args.epochs // 2), decay="cosine", epochs=args.epochs)
 run = hvd.TrainingState(args.checkpoints, model=model, optimizer=optimizer, schedule=schedule, loader=loader)
 run.restore()
 

@@ -5,9 +5,13 @@ The names that hvdkit adds are the same as in ``hvdkit.torch`` (``dataset`` stan
 
 from __future__ import annotations
 
+import tensorflow as _tf
+
+from hvdkit.build_stamp import require_build
 from hvdkit.tf.backend import require_tensorflow_keras
 
 require_tensorflow_keras()
+require_build("tensorflow", _tf.__version__)
 
 import importlib  # noqa: E402
 from typing import Any  # noqa: E402

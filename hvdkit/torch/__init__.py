@@ -6,23 +6,29 @@ in Horovod are Horovod's own objects; those in ``FIXED_NAMES`` keep their signat
 
 from __future__ import annotations
 
-import horovod.torch as _horovod
-from horovod.torch import *  # noqa: F403
+import torch
 
-from hvdkit.log import print_on_rank0
-from hvdkit.torch.buffers import average_buffers
-from hvdkit.torch.collectives import gather_objects
-from hvdkit.torch.console import progress
-from hvdkit.torch.data import DataLoader
-from hvdkit.torch.initial_state import broadcast_optimizer_state, broadcast_parameters
-from hvdkit.torch.metrics import reduce_metrics
-from hvdkit.torch.optimizer import DistributedOptimizer
-from hvdkit.torch.runtime import init, world
-from hvdkit.torch.schedule import LRSchedule
-from hvdkit.torch.sync import check_in_sync
-from hvdkit.torch.sync_norm import SyncBatchNorm
-from hvdkit.torch.training_state import TrainingState
-from hvdkit.world import World
+from hvdkit.build_stamp import require_build
+
+require_build("torch", torch.__version__)
+
+import horovod.torch as _horovod  # noqa: E402
+from horovod.torch import *  # noqa: E402, F403
+
+from hvdkit.log import print_on_rank0  # noqa: E402
+from hvdkit.torch.buffers import average_buffers  # noqa: E402
+from hvdkit.torch.collectives import gather_objects  # noqa: E402
+from hvdkit.torch.console import progress  # noqa: E402
+from hvdkit.torch.data import DataLoader  # noqa: E402
+from hvdkit.torch.initial_state import broadcast_optimizer_state, broadcast_parameters  # noqa: E402
+from hvdkit.torch.metrics import reduce_metrics  # noqa: E402
+from hvdkit.torch.optimizer import DistributedOptimizer  # noqa: E402
+from hvdkit.torch.runtime import init, world  # noqa: E402
+from hvdkit.torch.schedule import LRSchedule  # noqa: E402
+from hvdkit.torch.sync import check_in_sync  # noqa: E402
+from hvdkit.torch.sync_norm import SyncBatchNorm  # noqa: E402
+from hvdkit.torch.training_state import TrainingState  # noqa: E402
+from hvdkit.world import World  # noqa: E402
 
 # Names of Horovod that are hvdkit's own here, with the reason.
 FIXED_NAMES = {

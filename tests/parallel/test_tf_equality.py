@@ -74,7 +74,7 @@ def assert_close(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
-def test_fit_equals_one_process(data: Any, reference: Any) -> None:
+def test_e1_fit_equals_one_process(data: Any, reference: Any) -> None:
     model = net()  # other weights on each rank; rank 0's are broadcast
     if hvd.rank() == 0:
         model.set_weights(common_net().get_weights())

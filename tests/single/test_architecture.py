@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "world": {"errors"},
     "log": {"errors", "world"},
     "abort": {"errors", "log"},
+    "build_stamp": {"errors", "log"},
     "arguments": {"errors"},
     "permutation": {"errors", "arguments"},
     "plan_state": {"errors", "arguments"},

@@ -75,17 +75,19 @@ def call(command: list[str]) -> int:
     """The command's exit code. An interrupt or a polite end goes to the job first, which ends its ranks."""
     job = subprocess.Popen(command, cwd=ROOT, env={**SETTINGS, **os.environ}, start_new_session=True)
 
+    stopped_by: list[int] = []
+
     def stop(number: int, _frame: FrameType | None) -> None:
+        stopped_by.append(number)
         job.send_signal(number)
-        job.wait()
-        sys.exit(128 + number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        return job.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    code = job.wait()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if stopped_by:
+        sys.exit(128 + stopped_by[0])
+    return code
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

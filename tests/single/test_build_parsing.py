@@ -177,7 +177,7 @@ def test_hints() -> None:
 
 
 @pytest.mark.parametrize("log", ["build_torch_needs_newer_cxx.log", "build_cmake4_refuses_gloo.log"])
-def test_first_error_of_a_real_log(log: str) -> None:
+def test_first_error_of_a_whole_log(log: str) -> None:
     lines = (DATA / log).read_text().splitlines()
     error = diagnose.first_error(lines)
     wanted = {"build_torch": "#error C++17 or later", "build_cmake": "Compatibility with CMake < 3.5 has been removed"}
